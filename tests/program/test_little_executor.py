@@ -81,7 +81,7 @@ def in_form(program: Program, device: int) -> bool:
     sums = [action.group for action in actions if action.kind is Kind.SUM and action.group is not None]
     ends = [action.kind in (Kind.NORM, Kind.STEP, Kind.GATHER) for action in actions]
     steps = [action.kind for action in actions if action.kind in (Kind.NORM, Kind.STEP)]
-    order = [Kind.NORM, Kind.STEP] if program.settings.judges else [Kind.STEP]
+    order = [Kind.NORM, Kind.STEP] if program.settings.checks_gradients else [Kind.STEP]
     behind = [action.kind for action in actions[-sum(ends) :]]
     in_order = behind[: len(order)] == order and all(kind is Kind.GATHER for kind in behind[len(order) :])
     return sums == sorted(sums) and ends == sorted(ends) and steps == order and in_order

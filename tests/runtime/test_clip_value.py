@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from spindle_cli.errors import InputError
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 
@@ -37,7 +37,7 @@ def test_each_element_is_clipped_once_before_its_own_update(in_parts: bool) -> N
         assert torch.equal(values[0], torch.zeros(5))
         # Its gradients may not be summed yet.
         torch.testing.assert_close(values[0].grad, torch.tensor(GRADIENTS[0]), rtol=0, atol=0, equal_nan=True)
-    update.step(losses, Verdict(), frozenset({"a"}) if in_parts else None)
+    update.step(losses, GradientCheck(), frozenset({"a"}) if in_parts else None)
     for value, clipped in zip(values, CLIPPED, strict=True):
         torch.testing.assert_close(value.detach(), -torch.tensor(clipped), equal_nan=True)
 

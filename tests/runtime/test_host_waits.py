@@ -242,7 +242,7 @@ def test_a_guarded_update_is_the_update_or_none(settings: dict[str, object]) -> 
 
     def step(gradient: Tensor, loss: float, *, also_plain: bool) -> None:
         plain.grad, guarded.grad = gradient.clone(), gradient.clone()
-        guard.judge(torch.tensor([1.0, loss]), None)
+        guard.require_finite(torch.tensor([1.0, loss]), None)
         for optimizer in optimizers if also_plain else optimizers[1:]:
             assert optimizer is not None
             optimizer.step()

@@ -22,7 +22,7 @@ from spindle_cli.errors import InputError, PeerLostError, RunFailedError, Worker
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.runtime.loading.reader import ClosedError, Loaded, Shelf
+from spindle_cli.runtime.loading.reader import ClosedError, Loaded, PrefetchBuffer
 from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import StreamBatches
@@ -98,59 +98,59 @@ def test_rows_are_copies() -> None:
 
 
 def test_a_batch_is_let_go_when_all_takers_have_asked_for_a_later_one() -> None:
-    shelf = Shelf(5, 3, range(2))
+    buffer = PrefetchBuffer(5, 3, range(2))
     first, second = packed(1), packed(2)
-    shelf.put(first)
-    shelf.put(second)
-    assert shelf.take(0, 5) is first and shelf.take(0, 6) is second
+    buffer.put(first)
+    buffer.put(second)
+    assert buffer.take(0, 5) is first and buffer.take(0, 6) is second
     assert first.batch.rows(0, 1)["x"].tolist() == [1]  # the other taker has not had it
-    assert shelf.take(1, 5) is first
-    assert shelf.take(1, 6) is second
+    assert buffer.take(1, 5) is first
+    assert buffer.take(1, 6) is second
     with pytest.raises(OSError):
         os.fstat(first.batch.descriptor)
-    shelf.leave(0)
-    shelf.leave(1)
+    buffer.leave(0)
+    buffer.leave(1)
     with pytest.raises(OSError):
         os.fstat(second.batch.descriptor)
 
 
 def test_a_shelf_holds_as_many_batches_as_it_has_room_for() -> None:
-    shelf = Shelf(0, 2, range(1))
-    shelf.put(packed(0))
-    shelf.put(packed(1))
-    putting = threading.Thread(target=shelf.put, args=(packed(2),), daemon=True)
+    buffer = PrefetchBuffer(0, 2, range(1))
+    buffer.put(packed(0))
+    buffer.put(packed(1))
+    putting = threading.Thread(target=buffer.put, args=(packed(2),), daemon=True)
     putting.start()
-    shelf.take(0, 0)
+    buffer.take(0, 0)
     putting.join(0.2)
     assert putting.is_alive()
-    shelf.take(0, 1)
+    buffer.take(0, 1)
     putting.join(120)
     assert not putting.is_alive()
-    shelf.leave(0)
+    buffer.leave(0)
     with pytest.raises(ClosedError):
-        shelf.put(packed(3))
+        buffer.put(packed(3))
 
 
 def test_a_taker_that_has_gone_holds_nobody_up() -> None:
-    shelf = Shelf(0, 1, range(2))
-    shelf.put(packed(0))
-    shelf.take(0, 0)
-    shelf.leave(1)
-    shelf.take(0, 0)
-    putting = threading.Thread(target=shelf.put, args=(packed(1),), daemon=True)
+    buffer = PrefetchBuffer(0, 1, range(2))
+    buffer.put(packed(0))
+    buffer.take(0, 0)
+    buffer.leave(1)
+    buffer.take(0, 0)
+    putting = threading.Thread(target=buffer.put, args=(packed(1),), daemon=True)
     putting.start()
-    assert isinstance(shelf.take(0, 1), Loaded)
-    shelf.leave(0)
+    assert isinstance(buffer.take(0, 1), Loaded)
+    buffer.leave(0)
 
 
 def test_batches_before_a_failure_are_handed_out() -> None:
-    shelf = Shelf(0, 3, range(1))
+    buffer = PrefetchBuffer(0, 3, range(1))
     first, failure = packed(0), Failure("why", None, "RunFailedError")
-    shelf.put(first)
-    shelf.fail(failure)
-    assert shelf.take(0, 0) is first
-    assert shelf.take(0, 1) is failure
-    shelf.leave(0)
+    buffer.put(first)
+    buffer.fail(failure)
+    assert buffer.take(0, 0) is first
+    assert buffer.take(0, 1) is failure
+    buffer.leave(0)
 
 
 def test_the_other_side_gone_is_no_answer() -> None:

@@ -1,4 +1,4 @@
-"""One rank's loss scale: torch's own, by the verdict of all ranks; a skipped step leaves everything."""
+"""One rank's loss scale: torch's own, by the check of all ranks; a skipped step leaves everything."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.runtime.step.compute import ForwardRun, run_backward
 from spindle_cli.runtime.step.losses import MOST_SKIPPED, step_failure
+from spindle_cli.runtime.update.gradient_check import GradientChecker
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.optimizers import Optimizers, skips_by_itself
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.runtime.update.verdict import Jury
 from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.settings.updates import LossScaleSettings
@@ -86,10 +86,10 @@ def test_gradients_are_unscaled_before_their_norm_is_taken(clip_norm: float | No
     """(3, 4) times 8, of which another rank's copy is not counted: norm 5."""
     scale = LossScale(LossScaleSettings(init_scale=8.0), CPU)
     ranges = [owned("a", [24.0, 32.0]), owned("b", [96.0], counted=False), owned("none", None)]
-    verdict = Jury(ranges, clip_norm, scale, CPU).judge()
-    assert verdict.scaling is not None and verdict.scaling.tolist() == [8.0, 0.0]
+    gradient_check = GradientChecker(ranges, clip_norm, scale, CPU).check()
+    assert gradient_check.scaling is not None and gradient_check.scaling.tolist() == [8.0, 0.0]
     factor = 1.0 if clip_norm is None else clip_norm / 5
-    assert (verdict.norm is None) if clip_norm is None else (verdict.norm == 5.0)
+    assert (gradient_check.norm is None) if clip_norm is None else (gradient_check.norm == 5.0)
     assert torch.allclose(ranges[0].tensor.grad, torch.tensor([3.0, 4.0]) * factor)
     assert torch.allclose(ranges[1].tensor.grad, torch.tensor([12.0]) * factor)
 
@@ -100,8 +100,8 @@ def test_gradients_are_unscaled_before_their_norm_is_taken(clip_norm: float | No
 def test_one_element_that_is_not_finite_is_found(bad: float, counted: bool, clip_norm: float | None) -> None:
     scale = LossScale(LossScaleSettings(init_scale=8.0), CPU)
     ranges = [owned("a", [1.0, 2.0]), owned("b", [0.0, bad, 0.0], counted=counted)]
-    verdict = Jury(ranges, clip_norm, scale, CPU).judge()
-    assert verdict.overflowed is not None and verdict.overflowed.item() == 1.0
+    gradient_check = GradientChecker(ranges, clip_norm, scale, CPU).check()
+    assert gradient_check.overflowed is not None and gradient_check.overflowed.item() == 1.0
 
 
 def test_an_overflow_of_another_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_an_overflow_of_another_rank_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
     scale = LossScale(LossScaleSettings(init_scale=8.0), CPU)
-    verdict = Jury([owned("a", [24.0])], 10.0, scale, CPU).judge()
-    assert verdict.scaling is not None and verdict.scaling.tolist() == [8.0, 1.0]
-    assert verdict.norm == 5.0
+    gradient_check = GradientChecker([owned("a", [24.0])], 10.0, scale, CPU).check()
+    assert gradient_check.scaling is not None and gradient_check.scaling.tolist() == [8.0, 1.0]
+    assert gradient_check.norm == 5.0
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -159,7 +159,7 @@ def test_a_skipped_step_leaves_parameters_and_state_wherever_it_comes(name: str)
         if overflows:
             ours.grad[3] = INF
         before = ours.detach().clone()
-        update.step(torch.tensor([1.0]), update.judge())
+        update.step(torch.tensor([1.0]), update.check_gradients())
         assert torch.equal(before, ours) == overflows
         if not overflows:
             theirs.grad = gradient.clone()
@@ -178,7 +178,7 @@ def test_only_momenta_without_values_make_torchs_fused_sgd_wait() -> None:
     (group,) = optimizers.groups
     assert not skips_by_itself(group.optimizer)
     value.grad = torch.ones(3)
-    update.step(torch.tensor([1.0]), update.judge())
+    update.step(torch.tensor([1.0]), update.check_gradients())
     assert skips_by_itself(group.optimizer)
     for name, by_itself in (("adamw", True), ("sgd", True), ("nadam", False)):
         _, _, optimizers = updates(name, nn.Parameter(torch.ones(3)))
@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_finite_still_keeps_the_update_away() -> None:
     value = nn.Parameter(torch.ones(3))
     update, scale, _ = updates("adamw", value)
     value.grad = torch.ones(3)
-    update.step(torch.tensor([math.nan]), update.judge())
+    update.step(torch.tensor([math.nan]), update.check_gradients())
     assert value.tolist() == [1.0] * 3
     assert scale.now.item() == 8.0  # nothing has overflowed
 

@@ -181,7 +181,7 @@ def test_a_bucket_takes_a_range_as_it_would_of_whole_parameters(world: None, pos
     for mine, theirs in zip(one.owned_ranges, other.owned_ranges, strict=True):
         assert (mine.name, mine.part) == (theirs.name, theirs.part)
         assert torch.equal(mine.tensor, theirs.tensor)
-    assert torch.equal(one._own, other._own)
+    assert torch.equal(one._shard, other._shard)
 
 
 def test_a_leaf_is_the_parameter_itself_unless_it_is_a_part_of_it() -> None:

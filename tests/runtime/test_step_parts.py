@@ -14,11 +14,11 @@ from spindle_cli.account.step_end import UpdatePart
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.step.step_end import rank_parts
 from spindle_cli.runtime.training import Training
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.settings.updates import STATE_PER_PARAM
@@ -107,7 +107,7 @@ class Trained:
 def step_in_parts(trained: Trained, losses: torch.Tensor = FINE) -> None:
     for names in PARTS:
         trained.update.step_part(losses, names)
-    trained.update.step(losses, Verdict(), LEFT)
+    trained.update.step(losses, GradientCheck(), LEFT)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_it_is_the_step_of_all(name: str | None, arguments: dict[str, Any], dtyp
     for step in range(4):
         whole.take_gradients(step)
         apart.take_gradients(step)
-        whole.update.step(FINE, Verdict())
+        whole.update.step(FINE, GradientCheck())
         step_in_parts(apart)
         apart.assert_like(whole)
         assert not apart.update.is_begun
@@ -151,7 +151,7 @@ def test_a_loss_that_is_not_finite_keeps_all_parts_away() -> None:
     step_in_parts(trained, torch.tensor([1.0, math.nan]))
     assert all(torch.equal(value, trained.parameters[key]) for key, value in before.items())
     trained.take_gradients(1)
-    step_in_parts(trained)  # the next one is judged anew
+    step_in_parts(trained)  # the next one is checked anew
     assert not torch.equal(before["a"], trained.parameters["a"])
 
 
@@ -170,7 +170,7 @@ class Pool:
     """Two groups, one parameter that no other rank has, and one of a group that this step leaves out."""
 
     owned_ranges = tuple(OwnedRange(key, None, nn.Parameter(torch.zeros(1))) for key in "abcdef")
-    own_names = frozenset("a")
+    local_names = frozenset("a")
 
     def names_of(self, part: int, groups: tuple[int, ...]) -> frozenset[str]:
         assert part == 3

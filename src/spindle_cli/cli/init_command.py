@@ -48,7 +48,7 @@ def init(
     )
     output.note(f"wrote {report.workload}\nwrote {report.stub}")
     output.note(f"{'wrote' if report.has_measured else 'kept'} {report.cluster}")
-    output.report(as_json, report, _found(report), *_remarks(report))
+    output.report(as_json, report, _repeated_blocks_table(report), *_remarks(report))
 
 
 def _arguments(texts: list[str]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _arguments(texts: list[str]) -> dict[str, Any]:
     return arguments
 
 
-def _found(report: InitReport) -> Table:
+def _repeated_blocks_table(report: InitReport) -> Table:
     from rich.table import Table
 
     table = Table(

@@ -342,16 +342,16 @@ def _describe_problem(problem: Any) -> str:
         return f"{place}: this {'entry' if isinstance(problem['loc'][-1], int) else 'key'} is missing"
     value, said = problem["input"], _EXPECTED.get(problem["type"])
     if said is not None:
-        message = f"expected {said.format(**problem.get('ctx', {}))}{_found(value)}"
+        message = f"expected {said.format(**problem.get('ctx', {}))}{_but_found(value)}"
     else:
         inner, message = _inner_place(problem["msg"].removeprefix("Value error, "), value)
         if place and not inner and not (isinstance(value, dict) and len(value) > _FEW_KEYS):
-            message += _found(value)
+            message += _but_found(value)
         place += f".{inner}" if place and inner else inner
     return f"{place}: {message}" if place else message
 
 
-def _found(value: Any) -> str:
+def _but_found(value: Any) -> str:
     """What there is in a file, for the end of a message; of much, how much it is."""
     text = shown(value)
     if len(text) > _MOST_FOUND and isinstance(value, dict | list | tuple):

@@ -107,7 +107,7 @@ class GroupLinks(Model):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _known(serialize(self))
+        return _without_empty(serialize(self))
 
 
 class BetweenLink(Link):
@@ -138,10 +138,10 @@ class Links(Model):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _known(serialize(self))
+        return _without_empty(serialize(self))
 
 
-def _known(data: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value not in (None, (), [])}
 
 

@@ -121,7 +121,7 @@ class DeviceBuilder:
         everyone = self.directory.of_all()
         if settings.sharded:
             actions.extend(self._flags())
-        if settings.judges:
+        if settings.checks_gradients:
             actions.append(Action(Kind.NORM, communicator=everyone))
         if settings.updates_early:
             actions.extend(self._updates())

@@ -166,12 +166,12 @@ class _Moving:
         """With the clock of the step's last batch, of a step that begins with gathers of these groups."""
         if self.plan.accumulate > 1:
             return self
-        there = parameters_there(self._own(groups), self.begin, self.plan)
+        there = parameters_there(self._groups_of_plan(groups), self.begin, self.plan)
         on_their_way = on_their_way_s(self.plan, self.layouts, self.routed)
         clock = PassClock.of(self.plan, self.order, self.edges, on_their_way, there)
         return replace(self, clock=clock, there=there)
 
-    def _own(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
+    def _groups_of_plan(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
         """Choose this plan's groups among those of all plans that run in turn."""
         joint = self.plan.joint
         return groups if joint is None else groups_of_member(joint, groups, self.plan.member)
@@ -196,7 +196,7 @@ class _Moving:
     ) -> Program:
         """Steps 4 to 6. `groups`: of all plans that run in turn with this one."""
         plan = self.plan
-        posting = self._posting(self._own(groups), directory, settings)
+        posting = self._posting(self._groups_of_plan(groups), directory, settings)
         groups, times = posting.groups, posting.times
         reached = reached_slices(len(plan.slices), groups, self.edges)
         local_bytes = own_bytes(groups)
@@ -272,7 +272,7 @@ class _Moving:
         late = self._posting_at(clock.ended + 1, transfers, groups, directory)
         if sorted(early.times.values()) == sorted(late.times.values()):
             return early
-        if settings.judges:  # every update waits for the last sum
+        if settings.checks_gradients:  # every update waits for the last sum
             return late
         return early if self._ends_s(early) < self._ends_s(late) else late
 

@@ -78,7 +78,7 @@ class StepSettings:
     by_parts: bool = False
 
     @property
-    def judges(self) -> bool:
+    def checks_gradients(self) -> bool:
         """Whether devices find something out together about a step's gradients (NORM) before the update."""
         return self.clips or self.scales
 
@@ -86,10 +86,10 @@ class StepSettings:
     def updates_early(self) -> bool:
         """Whether devices update parts of their parameters while the sums of others are under way (UPDATE).
 
-        Not where all gradients are judged first; nor where devices share optimizer state, as there the flags
+        Not where all gradients are checked first; nor where devices share optimizer state, as there the flags
         behind all sums tell which parameters have gradients.
         """
-        return self.by_parts and not self.judges and not self.sharded
+        return self.by_parts and not self.checks_gradients and not self.sharded
 
 
 @dataclass(frozen=True, slots=True)

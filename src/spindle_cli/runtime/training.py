@@ -42,11 +42,11 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.step.step_end import StepEnd
 from spindle_cli.runtime.update.average import WeightAverage
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.training.watched.watch import Watch
 from spindle_cli.workload.step_values import StepValues
 
@@ -288,7 +288,7 @@ class Training:
         `is_first`: of this process; its gradients are captured where the request asks for that.
         """
         begin = take_mark(self.stopwatch.device)
-        if self.stop.asked():
+        if self.stop.is_requested():
             self.board.ask_to_stop()
         self.board.weigh_for(step)
         self.watch.check_between(step)
@@ -325,7 +325,7 @@ class Training:
             self.pool.gather_gradients()
             self._first_gradients.add(step, self.model.parameters, self.update.unscaled)
         rates = self.rates.now()
-        verdict = self._update(executor, losses)
+        gradient_check = self._update(executor, losses)
         if self.outer_steps is not None and self.outer_steps.is_due(step):
             with self.stopwatch.timed(Activity.WAIT, cause="islands"):
                 self.outer_steps.step(self.pool)
@@ -333,7 +333,7 @@ class Training:
         self.watch.record_buffers()
         self.stopwatch.end_step(step)
         tell = None if self.outer_steps is None else self.outer_steps.teller(self.board.of_islands)
-        self._unread.append(StepOutcome.of(step, losses, verdict, rates, numbers, begin, tell))
+        self._unread.append(StepOutcome.of(step, losses, gradient_check, rates, numbers, begin, tell))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 
@@ -356,12 +356,12 @@ class Training:
         due = self.model.schedule.of_step(step)
         return tuple(name for name in names if name in due)
 
-    def _update(self, executor: Executor, losses: Tensor) -> Verdict:
+    def _update(self, executor: Executor, losses: Tensor) -> GradientCheck:
         """Step the optimizer as `Update` does; what all ranks have found of the gradients."""
         with self.stopwatch.timed(Activity.OPTIMIZER):
-            verdict = executor.end_step(StepEnd(self.update, losses, self.stopwatch))
+            gradient_check = executor.end_step(StepEnd(self.update, losses, self.stopwatch))
             self.pool.reset()
-        return verdict
+        return gradient_check
 
     def _look_back(self, behind: int) -> None:
         """Write down all steps but the last `behind`, waiting for the device where it is not so far; all

@@ -32,7 +32,7 @@ _WAITS = (
     ("torch/distributed/", ""),
     ("runtime/communication/transfers.py", "wait_for"),
     ("runtime/measuring/timing.py", "await_mark"),
-    ("runtime/update/verdict.py", "judge"),
+    ("runtime/update/gradient_check.py", "check"),
 )
 
 

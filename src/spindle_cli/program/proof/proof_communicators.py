@@ -129,8 +129,8 @@ def _check_once_a_step(program: Program, device: int) -> None:
     optimizer state is sharded, it exchanges flags and gathers parameters, else not.
     """
     actions = program.actions[device]
-    judges = program.settings.clips or program.settings.scales
-    for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(judges))):
+    checks_gradients = program.settings.clips or program.settings.scales
+    for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(checks_gradients))):
         count = sum(action.kind is kind for action in actions)
         if count != wanted:
             place = (device, len(actions) - 1)

@@ -127,7 +127,7 @@ class ShardedBucket:
             moved = self._values[begin:end].view(parameter.shape)
             moved.copy_(parameter.detach())
             parameter.data = moved
-        self._owned = self._own(parameters, layout)
+        self._owned = self._owned_views(parameters, layout)
         self._scatter: Scatter | None = None
         self._gather: dist.Work | None = None
         self.reset()
@@ -197,7 +197,9 @@ class ShardedBucket:
         """Make the gradients whole on every rank. Collective; after the sum, before the next iteration."""
         wait_for(start_gather(self._gradients, self._members))
 
-    def _own(self, parameters: Mapping[str, nn.Parameter], layout: FlatLayout) -> tuple[_OwnedView, ...]:
+    def _owned_views(
+        self, parameters: Mapping[str, nn.Parameter], layout: FlatLayout
+    ) -> tuple[_OwnedView, ...]:
         """This rank's owned ranges; one that is a whole parameter is that itself."""
         position_of = {name: position for position, name in enumerate(parameters)}
         views: list[_OwnedView] = []

@@ -325,14 +325,14 @@ class _Exchange:
     """
 
     def __init__(self, flat: Tensor, members: Members) -> None:
-        self._own = members.range_in(flat)
+        self._range = members.range_in(flat)
         if members.cuts:
             sizes = [last - first for first, last in pairwise(members.cuts)]
-            self._parts = flat.new_empty(members.count, self._own.numel())
+            self._parts = flat.new_empty(members.count, self._range.numel())
             work = dist.all_to_all_single(
                 self._parts.view(-1),
                 flat,
-                [self._own.numel()] * members.count,
+                [self._range.numel()] * members.count,
                 sizes,
                 group=members.communicator,
                 async_op=True,
@@ -349,14 +349,14 @@ class _Exchange:
 
     def finish(self) -> None:
         wait_for(self.work)
-        add_up(self._parts, self._own)
+        add_up(self._parts, self._range)
 
 
 class _PaddedSum:
     """A reduce-scatter of a copy in which each rank's range is as long as the largest."""
 
     def __init__(self, flat: Tensor, members: Members) -> None:
-        self._own = members.range_in(flat)
+        self._range = members.range_in(flat)
         self._padded = flat.new_zeros(members.count, members.largest)
         for row, part in zip(self._padded, members.ranges_in(flat), strict=True):
             row[: part.numel()].copy_(part)
@@ -369,7 +369,7 @@ class _PaddedSum:
 
     def finish(self) -> None:
         self._scatter.finish()
-        self._own.copy_(self._padded[self._position, : self._own.numel()])
+        self._range.copy_(self._padded[self._position, : self._range.numel()])
 
 
 class _PaddedGather(dist.Work):

@@ -66,7 +66,7 @@ class FlatBucket:
             () if teams is None else teams.ranges(sizes, first.itemsize)
         )
         self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
-        self._own = self._take_parameters(parameters, {} if shards is None else shards)
+        self._shard = self._take_parameters(parameters, {} if shards is None else shards)
         self._place: tuple[GatherMemory, int] | None = None
         self._has_place = False
         self._users = 0  # slices that keep it
@@ -133,7 +133,7 @@ class FlatBucket:
                 name,
                 elements,
                 nn.Parameter(
-                    self._own[begin : begin + elements[1] - elements[0]],
+                    self._shard[begin : begin + elements[1] - elements[0]],
                     requires_grad=self.parameters[0].requires_grad,
                 ),
             )
@@ -155,7 +155,7 @@ class FlatBucket:
         self._has_place = memory is not None and memory.lend(self._values, begin)
         if not self._has_place:
             take_back_memory(self._values)
-        self._members.range_in(self._values).copy_(self._own)
+        self._members.range_in(self._values).copy_(self._shard)
         self._work = start_gather(self._values, self._members)
 
     def start_keeping(self) -> None:

@@ -91,7 +91,7 @@ class GradientPool:
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {group.index: make.of(group) for group in shared}
         self.gather_memory = lay_out(groups, self._buckets, runs)
         alone = _in_no_group(parameters, shared)
-        self._own, self._own_names = tuple(alone.values()), tuple(alone)
+        self._local, self._local_names = tuple(alone.values()), tuple(alone)
         self.owned_ranges: tuple[OwnedRange, ...] = (
             *chain.from_iterable(bucket.owned_ranges for bucket in self._all()),
             *(OwnedRange(name, None, parameter) for name, parameter in alone.items()),
@@ -165,9 +165,9 @@ class GradientPool:
         )
 
     @property
-    def own_names(self) -> frozenset[str]:
+    def local_names(self) -> frozenset[str]:
         """The parameters that this rank alone has."""
-        return frozenset(self._own_names)
+        return frozenset(self._local_names)
 
     def finish(self) -> None:
         """Wait for all sums: from here on the owned ranges' `.grad` is the whole iteration's gradient."""
@@ -184,7 +184,7 @@ class GradientPool:
 
     def reset(self) -> None:
         """Forget all gradients, for the next iteration."""
-        for parameter in self._own:
+        for parameter in self._local:
             parameter.grad = None
         for bucket in self._all():
             bucket.reset()

@@ -45,7 +45,7 @@ class PassBucket(FlatBucket):
         super().__init__(parameters, members, sharding, shards, teams)
         first = self.parameters[0]
         self._between_steps = replace(self._members, communicator=between_steps)
-        self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))
+        self._sum = torch.zeros_like(self._shard, dtype=gradient_dtype(first))
         self._gradients = torch.empty(self._layout.size, dtype=self._sum.dtype, device=first.device)
         self._views = tuple(
             self._gradients[begin:end].view(parameter.shape)

@@ -29,7 +29,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], rank: int, source: str | None = None) -> None:
         """`source`: of the workload, whose builds they leave as they are."""
         self._source = source
-        self._own = tuple(callback for callback in callbacks if callback.on_every_rank or rank == 0)
+        self._callbacks = tuple(callback for callback in callbacks if callback.on_every_rank or rank == 0)
 
     def at_start(self, run: RunInfo) -> None:
         """See `Callback`."""
@@ -53,7 +53,7 @@ class Callbacks:
         self._call("at_end", "after the last step", lambda callback: callback.at_end())
 
     def _call(self, name: str, when: str, call: Callable[[Callback], None]) -> None:
-        for callback in self._own:
+        for callback in self._callbacks:
             held = [] if self._source is None else built_modules(self._source)
             said = f"the callback {type(callback).__name__} changes {{}} in {name} ({when})"
             with _blaming(callback, name, when), refusing_changes(held, said), RefusingWhatIsAbsent():

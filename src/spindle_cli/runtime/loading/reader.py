@@ -163,25 +163,25 @@ def _live(source: Source, listener: socket.socket, orders: socket.socket, parent
 
 def serve(source: Source, order: Order, listener: socket.socket) -> None:
     """Load batches until all takers have gone."""
-    shelf = Shelf(order.numbers.start, order.room, range(order.takers))
-    threading.Thread(target=_welcome, args=(listener, shelf, order.takers), daemon=True).start()
+    buffer = PrefetchBuffer(order.numbers.start, order.room, range(order.takers))
+    threading.Thread(target=_welcome, args=(listener, buffer, order.takers), daemon=True).start()
     workers = LoaderWorkers(_begin)
     try:
-        _fill(shelf, source, order, workers)
+        _fill(buffer, source, order, workers)
     except ClosedError:
         return
     except BaseException as error:  # sys.exit too; a dead worker is a RuntimeError from wherever this one is
-        shelf.fail(Failure.of(source.task.name, cause_of(source.task.name, error, workers.processes)))
-    shelf.wait_until_left()
+        buffer.fail(Failure.of(source.task.name, cause_of(source.task.name, error, workers.processes)))
+    buffer.wait_until_left()
 
 
-def _fill(shelf: Shelf, source: Source, order: Order, workers: LoaderWorkers) -> None:
+def _fill(buffer: PrefetchBuffer, source: Source, order: Order, workers: LoaderWorkers) -> None:
     try:
         for loaded in _load(source, order, workers):
             if isinstance(loaded, Failure):
-                shelf.fail(loaded)
+                buffer.fail(loaded)
                 break
-            shelf.put(loaded)
+            buffer.put(loaded)
     finally:
         leave_workers_unwatched()
 
@@ -259,10 +259,10 @@ def _begin(_: int) -> None:
     die_with_parent()
 
 
-def _welcome(listener: socket.socket, shelf: Shelf, takers: int) -> None:
+def _welcome(listener: socket.socket, buffer: PrefetchBuffer, takers: int) -> None:
     for taker in range(takers):
         connection = _accepted(listener)
-        threading.Thread(target=_hand_out, args=(connection, shelf, taker), daemon=True).start()
+        threading.Thread(target=_hand_out, args=(connection, buffer, taker), daemon=True).start()
 
 
 def _accepted(listener: socket.socket) -> socket.socket:
@@ -277,10 +277,10 @@ def _accepted(listener: socket.socket) -> socket.socket:
         connection.close()
 
 
-def _hand_out(connection: socket.socket, shelf: Shelf, taker: int) -> None:
+def _hand_out(connection: socket.socket, buffer: PrefetchBuffer, taker: int) -> None:
     try:
         while (number := wire.receive_request(connection)) is not None:
-            batch = shelf.take(taker, number)
+            batch = buffer.take(taker, number)
             if isinstance(batch, Failure):
                 wire.send_answer(connection, {"failure": batch.to_json()}, None)
             else:
@@ -289,7 +289,7 @@ def _hand_out(connection: socket.socket, shelf: Shelf, taker: int) -> None:
     except ConnectionError:
         pass
     finally:
-        shelf.leave(taker)
+        buffer.leave(taker)
 
 
 @dataclass(frozen=True)
@@ -304,32 +304,33 @@ class ClosedError(Exception):
     """Nobody takes batches any more."""
 
 
-class Shelf:
-    """One thread puts batches on it in order; each taker, in a thread of its own, takes all of them in order.
+class PrefetchBuffer:
+    """Batches that were loaded ahead: one thread puts them in, in order; each taker, in a thread of its own,
+    takes all of them, in order.
 
     A batch is let go when all takers have asked for a later one.
     """
 
     def __init__(self, first: int, room: int, takers: Iterable[int]) -> None:
-        """`first`: number of the first batch. `room`: so many lie on it at most."""
+        """`first`: number of the first batch. `room`: so many are in it at most."""
         self._changed = threading.Condition()
         self._room = room
-        self._asked = dict.fromkeys(takers, first)
+        self._needed_from = dict.fromkeys(takers, first)
         self._batches: dict[int, Loaded] = {}
         self._next = first
         self._failure: Failure | None = None
 
     def put(self, loaded: Loaded) -> None:
-        """Put the next batch on it, when there is room.
+        """Put the next batch in, when there is room.
 
         Raises:
             ClosedError: all takers have gone.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: not self._asked or self._next - min(self._asked.values()) < self._room
+                lambda: not self._needed_from or self._next - min(self._needed_from.values()) < self._room
             )
-            if not self._asked:
+            if not self._needed_from:
                 loaded.batch.close()
                 raise ClosedError
             self._batches[self._next] = loaded
@@ -347,7 +348,7 @@ class Shelf:
         valid until the taker asks for the next one.
         """
         with self._changed:
-            self._asked[taker] = number
+            self._needed_from[taker] = number
             self._let_go()
             self._changed.notify_all()
             self._changed.wait_for(lambda: number < self._next or self._failure is not None)
@@ -359,16 +360,16 @@ class Shelf:
     def leave(self, taker: int) -> None:
         """A taker has gone; the others are not held up by it."""
         with self._changed:
-            self._asked.pop(taker, None)
+            self._needed_from.pop(taker, None)
             self._let_go()
             self._changed.notify_all()
 
     def wait_until_left(self) -> None:
         """Wait until all ranks that take batches have gone."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._asked)
+            self._changed.wait_for(lambda: not self._needed_from)
 
     def _let_go(self) -> None:
-        needed = min(self._asked.values(), default=self._next)
+        needed = min(self._needed_from.values(), default=self._next)
         for number in [number for number in self._batches if number < needed]:
             self._batches.pop(number).batch.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from spindle_cli.runtime.measuring.timing import Mark, await_mark, has_passed, seconds_between, take_mark
-from spindle_cli.runtime.update.verdict import Verdict
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +37,8 @@ class StepOutcome:
 
     Attributes:
         step: counted from 0.
-        losses: as `LossBoard.take` gives them. `norm`, `scaling`: as `Verdict` has them. All on the host, and
-            not to be looked at before the device has passed `end`.
+        losses: as `LossBoard.take` gives them. `norm`, `scaling`: as `GradientCheck` has them. All are on the
+            host, and not to be looked at before the device has passed `end`.
         learning_rates: that the update took, by parameter group.
         step_values: that forward passes read, by name.
         begin, end: of the step.
@@ -60,7 +60,7 @@ class StepOutcome:
         cls,
         step: int,
         losses: Tensor,
-        verdict: Verdict,
+        gradient_check: GradientCheck,
         learning_rates: dict[str, float],
         step_values: dict[str, float],
         begin: Mark,
@@ -70,7 +70,8 @@ class StepOutcome:
         all islands; None: there are none.
         """
         norm, scaling = (
-            None if value is None else _to_host(value) for value in (verdict.norm, verdict.scaling)
+            None if value is None else _to_host(value)
+            for value in (gradient_check.norm, gradient_check.scaling)
         )
         on_host = _to_host(losses)
         told = None

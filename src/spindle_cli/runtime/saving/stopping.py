@@ -26,7 +26,7 @@ class StopRequest:
         """From now on SIGTERM asks this process to stop, instead of ending it; in its main thread."""
         signal.signal(signal.SIGTERM, self._note)
 
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether a signal or the launcher's file has asked the worker to stop."""
         return self._signalled or self._path.exists()
 

@@ -39,8 +39,8 @@ from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.runtime.step.step_end import StepEnd, rank_parts
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 from spindle_cli.runtime.update.loss_scale import LossScale
-from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.training.precision import computing
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
@@ -198,16 +198,16 @@ class Executor:
                 self._pool.finish()
         assert not self._input_gradients, "every gradient was sent, or used"
 
-    def end_step(self, update: StepEnd) -> Verdict:
+    def end_step(self, update: StepEnd) -> GradientCheck:
         """Update the parameters, each part when its gradients are complete, and the last one behind all sums;
         what was found out of the gradients.
         """
-        verdict = Verdict()
+        gradient_check = GradientCheck()
         parts = iter(self._parts)
         for action in self._ending:
             match action.kind:
                 case Kind.NORM:
-                    verdict = update.judge()
+                    gradient_check = update.check_gradients()
                 case Kind.UPDATE:
                     part = next(parts)
                     with self._stopwatch.timed(Activity.WAIT, cause="sum"):
@@ -216,12 +216,12 @@ class Executor:
                 case Kind.STEP:
                     if self._updates_early:
                         self.finish()
-                    update.step(verdict, next(parts))
+                    update.step(gradient_check, next(parts))
                 case _:
                     assert action.group is not None
                     self._pool.start_gather(action.group)
         self._program_log.ends(self._batch_number, len(self._steps))
-        return verdict
+        return gradient_check
 
     @property
     def _updates_early(self) -> bool:

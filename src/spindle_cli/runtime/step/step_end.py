@@ -10,8 +10,8 @@ from torch import Tensor
 from spindle_cli.account.step_end import UpdatePart
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.update.gradient_check import GradientCheck
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.runtime.update.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tu
     left = frozenset(owned.name for owned in pool.owned_ranges)
     for number, update in enumerate(parts[:-1]):
         names = pool.names_of(part, update.groups)
-        names = names | pool.own_names if number == 0 else names
+        names = names | pool.local_names if number == 0 else names
         made.append(RankPart(update.groups, names))
         left -= names
     return (*made, RankPart(parts[-1].groups, left))
@@ -53,17 +53,17 @@ class StepEnd:
     losses: Tensor
     stopwatch: Stopwatch
 
-    def judge(self) -> Verdict:
+    def check_gradients(self) -> GradientCheck:
         """What all ranks find out of the gradients; collective."""
         self.update.take_gradients()
         with self.stopwatch.timed(Activity.WAIT, cause="norm"):
-            return self.update.judge()
+            return self.update.check_gradients()
 
     def step_part(self, part: RankPart) -> None:
         """Step some parameters, ahead of `step`."""
         assert part.names is not None, "the last part alone may be all"
         self.update.step_part(self.losses, part.names)
 
-    def step(self, verdict: Verdict, left: RankPart) -> None:
+    def step(self, gradient_check: GradientCheck, left: RankPart) -> None:
         """Step those that are not stepped yet, and do what a step does once."""
-        self.update.step(self.losses, verdict, left.names)
+        self.update.step(self.losses, gradient_check, left.names)

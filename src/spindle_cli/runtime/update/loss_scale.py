@@ -1,6 +1,6 @@
 """The loss scale: float16 gradients that would vanish do not where losses are multiplied by a large number.
 
-It is that of `torch.amp.GradScaler`, with one difference: gradients are judged over all ranks together, so
+It is that of `torch.amp.GradScaler`, with one difference: gradients are checked over all ranks together, so
 that every rank has the same scale and leaves out the same updates. It lives on the device: the host reads it
 where it reads the losses, and for checkpoints.
 """

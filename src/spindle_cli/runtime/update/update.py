@@ -1,4 +1,4 @@
-"""The end of a rank's step: its gradients are judged with those of all ranks, then its parameters follow.
+"""The end of a rank's step: its gradients are checked with those of all ranks, then its parameters follow.
 
 An update that would spoil the model does not happen, without the host's knowing.
 """
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from spindle_cli.runtime.update.clip import ValueClip
+from spindle_cli.runtime.update.gradient_check import GradientCheck, GradientChecker
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.runtime.update.verdict import Jury, Verdict
 
 
 class Update:
@@ -40,14 +40,14 @@ class Update:
         self._masters = masters
         self.is_begun = False
         self.scale = scale
-        self._judges = clip_norm is not None or scale is not None
-        self._jury = Jury(owned_ranges, clip_norm, scale, device)
+        self._checks_gradients = clip_norm is not None or scale is not None
+        self._checker = GradientChecker(owned_ranges, clip_norm, scale, device)
         self._value_clip = None if clip_value is None else ValueClip(clip_value, owned_ranges)
         self._guard = UpdateGuard((group.optimizer for group in optimizers.groups), device)
 
-    def judge(self) -> Verdict:
-        """Gives what `Jury.judge` gives; a collective, behind `take_gradients`."""
-        return self._jury.judge()
+    def check_gradients(self) -> GradientCheck:
+        """Do what `GradientChecker.check` does; a collective, behind `take_gradients`."""
+        return self._checker.check()
 
     def take_gradients(self, names: frozenset[str] | None = None) -> None:
         """Give masters, where there are any, their gradients; `names`: of these parameters, all if None."""
@@ -59,7 +59,7 @@ class Update:
         not finite. `step` comes behind it, and does what a step does once.
         """
         if not self.is_begun:
-            self._guard.judge(losses)
+            self._guard.require_finite(losses)
         self.is_begun = True
         self.take_gradients(names)
         self._clip_values(names)
@@ -67,12 +67,14 @@ class Update:
         if self._masters is not None:
             self._masters.hand_back(names)
 
-    def step(self, losses: Tensor, verdict: Verdict, names: frozenset[str] | None = None) -> None:
+    def step(
+        self, losses: Tensor, gradient_check: GradientCheck, names: frozenset[str] | None = None
+    ) -> None:
         """Step the optimizers, unless a loss, or the norm of the gradients, is not finite, or a gradient has
         overflowed. `names`: of the parameters that are not stepped yet; None: of all.
         """
-        skips = self._guard.judge(losses, verdict.norm, overflowed=verdict.overflowed)
-        if not self._judges:
+        skips = self._guard.require_finite(losses, gradient_check.norm, overflowed=gradient_check.overflowed)
+        if not self._checks_gradients:
             self.take_gradients(names)
         self._clip_values(names)
         self._optimizers.step(None if self.scale is None else skips, names)
@@ -80,15 +82,15 @@ class Update:
             self._masters.hand_back(names)
         self.is_begun = False
         if self.scale is not None:
-            assert verdict.overflowed is not None, "gradients are judged where losses are scaled"
-            self.scale.update(verdict.overflowed)
+            assert gradient_check.overflowed is not None, "gradients are checked where losses are scaled"
+            self.scale.update(gradient_check.overflowed)
 
     def _clip_values(self, names: frozenset[str] | None) -> None:
         if self._value_clip is not None:
             self._value_clip.clip(names)
 
     def unscaled(self, gradient: Tensor) -> Tensor:
-        """A copy of a gradient before it is judged, without the scale."""
+        """Return a copy of a gradient before it is checked, without the scale."""
         copy = gradient.clone()
         if self.scale is not None:
             self.scale.unscale([[copy]])
@@ -111,7 +113,7 @@ class UpdateGuard:
             if getattr(optimizer, "_step_supports_amp_scaling", False):
                 optimizer.found_inf = self._skips  # type: ignore[attr-defined]  # torch reads it so, untyped
 
-    def judge(self, *values: Tensor | None, overflowed: Tensor | None = None) -> Tensor:
+    def require_finite(self, *values: Tensor | None, overflowed: Tensor | None = None) -> Tensor:
         """Let the next update happen only where all of these are finite, and nothing has overflowed; gives a
         scalar that is 1 where it is left out, else 0.
         """

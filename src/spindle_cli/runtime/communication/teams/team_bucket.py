@@ -80,7 +80,7 @@ class TeamBucket(PassBucket):
 
     def start_gather(self, turns: GatherTurns | None = None) -> dist.Work:
         """Start handing on what this rank has stepped, and taking what others have of its range."""
-        self._handing_on = self._between.start_handing_on(self._own, turns)
+        self._handing_on = self._between.start_handing_on(self._shard, turns)
         return self._handing_on.work
 
     @property
@@ -91,7 +91,7 @@ class TeamBucket(PassBucket):
     def finish_gather(self) -> None:
         """Wait until the range is up to date; does nothing where no gather was started."""
         if self._handing_on is not None:
-            self._between.finish_handing_on(self._handing_on, self._own)
+            self._between.finish_handing_on(self._handing_on, self._shard)
             self._handing_on = None
 
     def start_fetch(self) -> None:

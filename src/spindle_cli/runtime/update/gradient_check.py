@@ -15,8 +15,8 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What was judged of a step's gradients, on the device; it is the same on every rank.
+class GradientCheck:
+    """What all ranks found of a step's gradients, on the device; it is the same on every rank.
 
     Attributes:
         norm: of all of them before they are clipped, [1] in float64; None: they are not clipped.
@@ -33,8 +33,8 @@ class Verdict:
         return None if self.scaling is None else self.scaling[1]
 
 
-class Jury:
-    """Judges a step's gradients, unscaled, and clips them."""
+class GradientChecker:
+    """Checks a step's gradients together with those of all ranks, unscales and clips them."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Jury:
         self._scale = scale
         self._device = device
 
-    def judge(self) -> Verdict:
+    def check(self) -> GradientCheck:
         """Take the scale out of this rank's gradients and clip them by the norm of all, in place. Collective:
         every rank calls it, also one that trains nothing.
         """
@@ -64,4 +64,4 @@ class Jury:
         scaling = None
         if self._scale is not None:
             scaling = torch.stack([self._scale.now.to(torch.float64), (sums[0] > 0).to(torch.float64)])
-        return Verdict(None if self._clip is None else self._clip.clip(sums[-1:]), scaling)
+        return GradientCheck(None if self._clip is None else self._clip.clip(sums[-1:]), scaling)
