@@ -114,7 +114,7 @@ def test_a_batch_is_let_go_when_all_takers_have_asked_for_a_later_one() -> None:
         os.fstat(second.batch.descriptor)
 
 
-def test_a_shelf_holds_as_many_batches_as_it_has_room_for() -> None:
+def test_a_prefetch_buffer_holds_as_many_batches_as_it_has_room_for() -> None:
     buffer = PrefetchBuffer(0, 2, range(1))
     buffer.put(packed(0))
     buffer.put(packed(1))
