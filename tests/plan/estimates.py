@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.refine.evaluate import PIECE, RECOMPUTING
+from spindle_cli.plan.refine.evaluate import RECOMPUTING, SLICE_COST
 from spindle_cli.plan.refine.search import Search
 from spindle_cli.plan.search.judge import Judged
 
@@ -19,5 +19,5 @@ def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
     peaks = under_way._peaks(under_way.kept)
     assert list(under_way.work.states["most_in_host"]) == [need.host_bytes for need in begun.memory]
     keeping_less = sum(piece.recompute or bool(piece.offload) for piece in begun.slices)
-    added = PIECE * len(begun.slices) + RECOMPUTING * keeping_less
+    added = SLICE_COST * len(begun.slices) + RECOMPUTING * keeping_less
     return under_way.costs[0] / (1 + added), list(peaks / needed)

@@ -28,7 +28,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.refine.evaluate import PIECE
+from spindle_cli.plan.refine.evaluate import SLICE_COST
 from spindle_cli.plan.refine.moves import SCALE, draw_what_gains
 from spindle_cli.plan.refine.schedule import OFTEN
 from spindle_cli.plan.refine.search import Search, refined
@@ -196,7 +196,7 @@ def test_estimates_are_near_the_prediction_and_the_account(per_node: int) -> Non
     assert peaks == pytest.approx(needed, rel=0.1)
     under_way.costs[:] = np.inf
     under_way._run(under_way.kept, 0)
-    pieces = 1 + PIECE * len(slices)
+    pieces = 1 + SLICE_COST * len(slices)
     assert under_way.costs[0] / pieces == pytest.approx(found.prediction.iteration_s, rel=0.02)
 
 

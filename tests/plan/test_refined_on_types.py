@@ -21,7 +21,7 @@ from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import search
-from spindle_cli.plan.refine.evaluate import PIECE
+from spindle_cli.plan.refine.evaluate import SLICE_COST
 from spindle_cli.plan.refine.search import CHAINS, MARKS, PATIENCE, SEED, Search, refined
 from spindle_cli.plan.refine.tables import options_of
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
@@ -266,7 +266,7 @@ def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
     under_way.costs[:] = np.inf
     under_way._run(search._copy(under_way.kept), 0)
     assert under_way.costs[0] == pytest.approx(fresh.costs[0], rel=1e-9)
-    assert under_way.costs[0] / (1 + PIECE * len(slices)) == pytest.approx(
+    assert under_way.costs[0] / (1 + SLICE_COST * len(slices)) == pytest.approx(
         found.prediction.iteration_s, rel=0.02
     )
 

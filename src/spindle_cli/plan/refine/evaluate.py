@@ -16,82 +16,90 @@ from spindle_cli.plan.refine.schedule import Schedule, Work
 from spindle_cli.plan.refine.sums import collect_sums, find_slots, gather, run_sums, sort_by
 from spindle_cli.plan.refine.tables import Tables
 
-# What each piece adds to the cost, as a share: with many a search takes longer, and finds less. And what each
+# What each slice adds to the cost, as a share: with many a search takes longer, and finds less. And what each
 # that recomputes or moves activations adds: it is not to where that only costs nothing.
-PIECE, RECOMPUTING = 1e-3, 5e-4
+SLICE_COST, RECOMPUTING = 1e-3, 5e-4
 
 
 @compiled
 def lay_out(tables: Tables, schedule: Schedule, work: Work) -> None:
-    """Set the devices of pieces as masks, the seconds of their passes, and the edges between them."""
+    """Set the devices of slices as masks, the seconds of their passes, and the edges between them."""
     num_edges = 0
-    for piece in range(len(schedule.pieces)):
-        work.edge_from[piece] = num_edges
-        metaop = schedule.pieces[piece].metaop
+    for index in range(len(schedule.slices)):
+        work.edge_from[index] = num_edges
+        metaop = schedule.slices[index].metaop
         if metaop < 0:
             continue
-        option = schedule.pieces[piece].option
-        work.masks[piece, :] = 0
+        option = schedule.slices[index].option
+        work.masks[index, :] = 0
         name = option + 1
         for place in range(tables.options[option].devices):
-            device = schedule.devices[piece, place]
-            work.masks[piece, device >> 6] |= 1 << (device & 63)
+            device = schedule.devices[index, place]
+            work.masks[index, device >> 6] |= 1 << (device & 63)
             name = name * MULTIPLIER + device + 1
-        work.names[piece] = name
-        num_ops = schedule.pieces[piece].last - schedule.pieces[piece].first
+        work.names[index] = name
+        num_ops = schedule.slices[index].last - schedule.slices[index].first
         forward_s, backward_s = tables.options[option].forward_s, tables.options[option].backward_s
-        if sums_shares(tables, schedule.pieces[piece]):
-            more_forward_s, more_backward_s = batch_sums_s(tables, schedule, work, piece)
+        if sums_shares(tables, schedule.slices[index]):
+            more_forward_s, more_backward_s = batch_sums_s(tables, schedule, work, index)
             forward_s, backward_s = forward_s + more_forward_s, backward_s + more_backward_s
-        work.passes[2 * piece].seconds = num_ops * forward_s
-        work.passes[2 * piece + 1].seconds = num_ops * backward_s
+        work.passes[2 * index].seconds = num_ops * forward_s
+        work.passes[2 * index + 1].seconds = num_ops * backward_s
         if tables.options[option].moved > 0.0:
-            longer_s, longer_back_s = moving_s(tables, schedule.pieces[piece])
-            work.passes[2 * piece].seconds += longer_s
-            work.passes[2 * piece + 1].seconds += longer_back_s
-        if schedule.pieces[piece].last < tables.metaops[metaop].num_ops:
-            for place in range(schedule.of_metaop[metaop, 0]):
-                other = schedule.of_metaop[metaop, 1 + place]
-                if schedule.pieces[other].first == schedule.pieces[piece].last:
-                    _set_edge(tables, schedule, work, num_edges, piece, other)
-                    work.edges[num_edges].num_bytes = tables.metaops[metaop].inner_bytes
-                    num_edges += 1
-            continue
-        for number in range(tables.metaops[metaop].taker_from, tables.metaops[metaop + 1].taker_from):
-            taker = tables.takers[number].metaop
-            for place in range(schedule.of_metaop[taker, 0] if tables.takers[number].of_every else 1):
-                _set_edge(tables, schedule, work, num_edges, piece, schedule.of_metaop[taker, 1 + place])
-                work.edges[num_edges].num_bytes = tables.metaops[metaop].output_bytes
-                num_edges += 1
-    work.edge_from[len(schedule.pieces)] = num_edges
+            longer_s, longer_back_s = moving_s(tables, schedule.slices[index])
+            work.passes[2 * index].seconds += longer_s
+            work.passes[2 * index + 1].seconds += longer_back_s
+        num_edges = _set_edges_of(tables, schedule, work, index, num_edges)
+    work.edge_from[len(schedule.slices)] = num_edges
     _index_takers(work, num_edges)
 
 
 @compiled
+def _set_edges_of(tables: Tables, schedule: Schedule, work: Work, index: int, num_edges: int) -> int:
+    """Set the edges of a slice to its takers, behind so many of other slices; how many there are now."""
+    metaop = schedule.slices[index].metaop
+    if schedule.slices[index].last < tables.metaops[metaop].num_ops:
+        for place in range(schedule.of_metaop[metaop, 0]):
+            follower = schedule.of_metaop[metaop, 1 + place]
+            if schedule.slices[follower].first == schedule.slices[index].last:
+                _set_edge(tables, schedule, work, num_edges, index, follower)
+                work.edges[num_edges].num_bytes = tables.metaops[metaop].inner_bytes
+                num_edges += 1
+        return num_edges
+    for number in range(tables.metaops[metaop].taker_from, tables.metaops[metaop + 1].taker_from):
+        taker = tables.takers[number].metaop
+        for place in range(schedule.of_metaop[taker, 0] if tables.takers[number].of_every else 1):
+            _set_edge(tables, schedule, work, num_edges, index, schedule.of_metaop[taker, 1 + place])
+            work.edges[num_edges].num_bytes = tables.metaops[metaop].output_bytes
+            num_edges += 1
+    return num_edges
+
+
+@compiled
 def _index_takers(work: Work, num_edges: int) -> None:
-    """Set which edges there are to each piece."""
+    """Set which edges there are to each slice."""
     begins = work.in_from
     begins[:] = 0
     for edge in range(num_edges):
         begins[work.edges[edge].taker] += 1
     total = 0
-    for piece in range(len(begins)):
-        total += begins[piece]
-        begins[piece] = total
+    for index in range(len(begins)):
+        total += begins[index]
+        begins[index] = total
     for edge in range(num_edges):
         begins[work.edges[edge].taker] -= 1
         work.in_edges[begins[work.edges[edge].taker]] = edge
 
 
 @compiled
-def _set_edge(tables: Tables, schedule: Schedule, work: Work, edge: int, piece: int, other: int) -> None:
-    """Set who takes what a piece makes, and whether on the same devices in the same shares."""
-    work.edges[edge].maker, work.edges[edge].taker = piece, other
-    one, two = tables.options[schedule.pieces[piece].option], tables.options[schedule.pieces[other].option]
+def _set_edge(tables: Tables, schedule: Schedule, work: Work, edge: int, maker: int, taker: int) -> None:
+    """Set who takes what a slice makes, and whether on the same devices in the same shares."""
+    work.edges[edge].maker, work.edges[edge].taker = maker, taker
+    one, two = tables.options[schedule.slices[maker].option], tables.options[schedule.slices[taker].option]
     is_alike = one.dp == two.dp and one.tp == two.tp and one.end_from == two.end_from
     place = 0
     while is_alike and place < one.devices:
-        is_alike = schedule.devices[piece, place] == schedule.devices[other, place]
+        is_alike = schedule.devices[maker, place] == schedule.devices[taker, place]
         place += 1
     work.edges[edge].is_alike = is_alike
 
@@ -140,13 +148,13 @@ def ungathered_s(tables: Tables, schedule: Schedule, work: Work, within_s: float
 
 
 @compiled
-def _pieces(tables: Tables, schedule: Schedule) -> float:
-    """What pieces, and what they recompute or move, add to the cost, as a factor."""
-    found: float = 1 + PIECE * schedule.order[0] / 2
+def _slice_factor(tables: Tables, schedule: Schedule) -> float:
+    """What slices, and what they recompute or move, add to the cost, as a factor."""
+    factor: float = 1 + SLICE_COST * schedule.order[0] / 2
     for number in range(1, 1 + schedule.order[0]):
-        keeping = tables.options[schedule.pieces[schedule.order[number] >> 1].option].keeping
-        found += RECOMPUTING / 2 if keeping else 0.0
-    return found
+        keeping = tables.options[schedule.slices[schedule.order[number] >> 1].option].keeping
+        factor += RECOMPUTING / 2 if keeping else 0.0
+    return factor
 
 
 @compiled
@@ -154,8 +162,8 @@ def least_of(tables: Tables, schedule: Schedule, work: Work, most: float) -> flo
     """The least that a schedule costs, by its passes and messages alone; infinite where that is more than
     `most`. Where it is not, it leaves the passes in the order in which they start.
     """
-    pieces = _pieces(tables, schedule)
-    within_s = most / pieces * (1 + ROUNDING)
+    slices = _slice_factor(tables, schedule)
+    within_s = most / slices * (1 + ROUNDING)
     lay_out(tables, schedule, work)
     least_s = ungathered_s(tables, schedule, work, within_s)
     if least_s > within_s:
@@ -163,14 +171,14 @@ def least_of(tables: Tables, schedule: Schedule, work: Work, most: float) -> flo
     for number in range(1, 1 + schedule.order[0]):
         work.keys_s[schedule.order[number]] = work.passes[schedule.order[number]].start_s
     sort_by(schedule.order, 1, 1 + schedule.order[0], work.keys_s)
-    return least_s * pieces
+    return least_s * slices
 
 
 @compiled
 def cost_of(
     tables: Tables, schedule: Schedule, work: Work, least: float, most: float, penalty: float
 ) -> tuple[float, float]:
-    """What a schedule costs: its seconds, more where devices have no room, and for each piece; and the factor
+    """What a schedule costs: its seconds, more where devices have no room, and for each slice; and the factor
     of what has no room. Infinite where it costs more than `most` for sure.
 
     Args:
@@ -180,5 +188,5 @@ def cost_of(
     over = 1 + penalty * memory(tables, schedule, work, num_homes)
     if least * over > most * (1 + ROUNDING):
         return inf, over
-    factor = over * _pieces(tables, schedule)
+    factor = over * _slice_factor(tables, schedule)
     return factor * time_s(tables, schedule, work, num_homes, most / factor * (1 + ROUNDING)), over

@@ -42,18 +42,18 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
             num_homes += 1
             _new_home(tables, homes[home], work.home_devices[home], work.fragment_masks[number])
         fragment.home = home
-        own = homes[home]
-        sharers = own.count if common.is_sharded else 1
+        record = homes[home]
+        sharers = record.count if common.is_sharded else 1
         block, parts = tables.blocks[fragment.block], uses[fragment.block].parts
-        own.trained += block.trained / parts / sharers
+        record.trained += block.trained / parts / sharers
         if block.is_alike:
             # Where devices alone have parameters, there is nothing to sum: gradients come and go with passes.
-            gradients = common.width * block.trained if own.count > 1 else 0.0
-            own.held += (block.lasting + block.state / sharers + gradients) / parts
+            gradients = common.width * block.trained if record.count > 1 else 0.0
+            record.held += (block.lasting + block.state / sharers + gradients) / parts
     for home in range(num_homes):
-        own = homes[home]
-        own.worth_bytes = _known_worth(tables, work, own)
-        own.by_node = common.is_sharded and _goes_by_node(tables, work, own)
+        record = homes[home]
+        record.worth_bytes = _known_worth(tables, work, record)
+        record.by_node = common.is_sharded and _goes_by_node(tables, work, record)
     _find_classes(work, num_homes)
     _add_cards(tables, work, num_homes)
     return num_homes
@@ -81,13 +81,13 @@ def _find_classes(work: Work, num_homes: int) -> None:
             table[slot] = device  # the first one gives its class its number
         work.class_of[device] = table[slot]
     for home in range(num_homes):
-        own = work.classes[home]
-        own[0] = 0
+        home_classes = work.classes[home]
+        home_classes[0] = 0
         for place in range(work.homes[home].count if work.homes[home].count > 1 else 0):
             device = work.home_devices[home, place]
             if work.class_of[device] == device:
-                own[0] += 1
-                own[own[0]] = device
+                home_classes[0] += 1
+                home_classes[home_classes[0]] = device
 
 
 @compiled
@@ -97,35 +97,35 @@ def _add_cards(tables: Tables, work: Work, num_homes: int) -> None:
     """
     work.card_seen[:] = -1
     for home in range(num_homes):
-        own = work.classes[home]
+        home_classes = work.classes[home]
         for place in range(work.homes[home].count if work.homes[home].nodes > 1 else 0):
             device = tables.devices[work.home_devices[home, place]]
             if device.shares_card and work.card_seen[device.card] != home:
                 work.card_seen[device.card] = home
-                own[0] += 1
-                own[own[0]] = len(tables.devices) + device.card
+                home_classes[0] += 1
+                home_classes[home_classes[0]] = len(tables.devices) + device.card
 
 
 @compiled
-def _known_worth(tables: Tables, work: Work, own: Records) -> float:
+def _known_worth(tables: Tables, work: Work, home: Records) -> float:
     """Bytes from which a sum is worth its latency, worked out once for all homes that lie alike on nodes."""
-    key = (own.count * MULTIPLIER + own.nodes) * MULTIPLIER + own.most
-    key = (key * MULTIPLIER + own.fewest) * MULTIPLIER + own.cards
-    key = (key * MULTIPLIER + own.near) * MULTIPLIER + own.far
-    own.shape = key
+    key = (home.count * MULTIPLIER + home.nodes) * MULTIPLIER + home.most
+    key = (key * MULTIPLIER + home.fewest) * MULTIPLIER + home.cards
+    key = (key * MULTIPLIER + home.near) * MULTIPLIER + home.far
+    home.shape = key
     row = (key ^ (key >> 29)) & (len(work.worth_keys) - 1)
     if work.worth_keys[row] != key:
-        work.worth_keys[row], work.worth_bytes[row] = key, _worth_a_sum(tables, own)
+        work.worth_keys[row], work.worth_bytes[row] = key, _worth_a_sum(tables, home)
     return float(work.worth_bytes[row])
 
 
 @compiled
-def _worth_a_sum(tables: Tables, own: Records) -> float:
+def _worth_a_sum(tables: Tables, home: Records) -> float:
     """Bytes from which a sum is worth its latency (`account.groups.sum_bytes`)."""
     num_bytes = float(groups.LEAST_SUM_BYTES)
-    large_s_per_byte = collective_s(tables, own, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
+    large_s_per_byte = collective_s(tables, home, groups.LARGE_SUM_BYTES, 2) / groups.LARGE_SUM_BYTES
     while num_bytes < groups.MOST_SUM_BYTES:
-        if collective_s(tables, own, num_bytes, 2) <= 2 * num_bytes * large_s_per_byte:
+        if collective_s(tables, home, num_bytes, 2) <= 2 * num_bytes * large_s_per_byte:
             break
         num_bytes *= 2
     return num_bytes
@@ -137,12 +137,15 @@ def _cut_blocks(tables: Tables, schedule: Schedule, work: Work) -> int:
     uses = work.uses
     for block in range(len(uses)):
         uses[block].parts, uses[block].users = 1, 0
-    for number in range(len(schedule.pieces)):
-        piece = schedule.pieces[number]
-        if piece.metaop < 0:
+    for number in range(len(schedule.slices)):
+        slice_ = schedule.slices[number]
+        if slice_.metaop < 0:
             continue
-        tp, op_from = tables.options[piece.option].tp, tables.metaops[piece.metaop].op_from
-        begin, end = tables.ops[op_from + piece.first].block_from, tables.ops[op_from + piece.last].block_from
+        tp, op_from = tables.options[slice_.option].tp, tables.metaops[slice_.metaop].op_from
+        begin, end = (
+            tables.ops[op_from + slice_.first].block_from,
+            tables.ops[op_from + slice_.last].block_from,
+        )
         for at in range(begin, end):
             use = uses[tables.used[at].block]
             use.users += 1
@@ -162,16 +165,19 @@ def _cut_blocks(tables: Tables, schedule: Schedule, work: Work) -> int:
 def _spread_fragments(tables: Tables, schedule: Schedule, work: Work) -> None:
     """Set which devices hold each fragment; degrees of tensor parallelism divide each other."""
     masks, group_masks = work.fragment_masks, work.group_masks
-    for number in range(len(schedule.pieces)):
-        piece = schedule.pieces[number]
-        if piece.metaop < 0:
+    for number in range(len(schedule.slices)):
+        slice_ = schedule.slices[number]
+        if slice_.metaop < 0:
             continue
-        tp, op_from = tables.options[piece.option].tp, tables.metaops[piece.metaop].op_from
+        tp, op_from = tables.options[slice_.option].tp, tables.metaops[slice_.metaop].op_from
         group_masks[:, :] = 0
-        for place in range(tables.options[piece.option].devices):
+        for place in range(tables.options[slice_.option].devices):
             device = schedule.devices[number, place]
             group_masks[place % tp, device >> 6] |= 1 << (device & 63)
-        begin, end = tables.ops[op_from + piece.first].block_from, tables.ops[op_from + piece.last].block_from
+        begin, end = (
+            tables.ops[op_from + slice_.first].block_from,
+            tables.ops[op_from + slice_.last].block_from,
+        )
         for at in range(begin, end):
             block = tables.used[at].block
             use = work.uses[block]
@@ -193,19 +199,19 @@ def _home_of(fragments: Records, masks: Ints, table: Ints, number: int) -> int:
     slots = len(table)
     slot = (hashed ^ (hashed >> 17)) & (slots - 1)
     while table[slot] >= 0:
-        other = table[slot]
+        peer = table[slot]
         same = True
         for word in range(masks.shape[1]):
-            same = same and masks[number, word] == masks[other, word]
+            same = same and masks[number, word] == masks[peer, word]
         if same:
-            return int(fragments[other].home)
+            return int(fragments[peer].home)
         slot = (slot + 1) & (slots - 1)
     table[slot] = number
     return -1
 
 
 @compiled
-def _new_home(tables: Tables, own: Records, held_by: Ints, mask: Ints) -> None:
+def _new_home(tables: Tables, home: Records, held_by: Ints, mask: Ints) -> None:
     """Set how a home's devices lie on the nodes. `held_by`: set to these."""
     devices = tables.devices
     count, nodes, here, most, fewest, node = 0, 0, 0, 0, len(devices), -1
@@ -224,21 +230,21 @@ def _new_home(tables: Tables, own: Records, held_by: Ints, mask: Ints) -> None:
         here += 1
         held_by[count] = device
         count += 1
-    own.count, own.nodes, own.most, own.fewest = count, nodes, max(most, here), min(fewest, here)
-    own.cards, own.near, own.far = cards, tables.among[among].near, tables.among[among].far
-    own.trained, own.held = 0.0, 0.0
+    home.count, home.nodes, home.most, home.fewest = count, nodes, max(most, here), min(fewest, here)
+    home.cards, home.near, home.far = cards, tables.among[among].near, tables.among[among].far
+    home.trained, home.held = 0.0, 0.0
 
 
 @compiled
-def _goes_by_node(tables: Tables, work: Work, own: Records) -> bool:
+def _goes_by_node(tables: Tables, work: Work, home: Records) -> bool:
     """Whether a home's sums and gathers save enough by going around nodes first."""
-    if own.count < 2 or own.nodes < 2 or own.most < 2 or own.most != own.fewest:
+    if home.count < 2 or home.nodes < 2 or home.most < 2 or home.most != home.fewest:
         return False
-    num_bytes = own.trained * own.count
-    own.by_node = 0
-    at_once_s = known_collective_s(tables, work, own, num_bytes, 1)
-    own.by_node = 1
-    return bool(2 * (at_once_s - known_collective_s(tables, work, own, num_bytes, 1)) >= WORTH_S)
+    num_bytes = home.trained * home.count
+    home.by_node = 0
+    at_once_s = known_collective_s(tables, work, home, num_bytes, 1)
+    home.by_node = 1
+    return bool(2 * (at_once_s - known_collective_s(tables, work, home, num_bytes, 1)) >= WORTH_S)
 
 
 @compiled
@@ -257,69 +263,69 @@ def bandwidth(knots: Floats, link: int, num_bytes: float) -> float:
 
 
 @compiled
-def collective_s(tables: Tables, own: Records, num_bytes: float, rounds: int) -> float:
+def collective_s(tables: Tables, home: Records, num_bytes: float, rounds: int) -> float:
     """Seconds of a sum that all get (two rounds), or of a scatter or gather (one) over the devices of a home,
     in the fastest way.
     """
-    count, nodes, most, knots = own.count, own.nodes, own.most, tables.knots
+    count, nodes, most, knots = home.count, home.nodes, home.most, tables.knots
     if count < 2 or num_bytes <= 0.0:
         return 0.0
-    cards = min(own.cards, own.fewest)
-    near_s, far_s = tables.latencies_s[own.near], tables.latencies_s[own.far]
-    near, far = bandwidth(knots, own.near, num_bytes), bandwidth(knots, own.far, num_bytes)
+    cards = min(home.cards, home.fewest)
+    near_s, far_s = tables.latencies_s[home.near], tables.latencies_s[home.far]
+    near, far = bandwidth(knots, home.near, num_bytes), bandwidth(knots, home.far, num_bytes)
     whole_s = min(
         _ring(num_bytes, 2, count, nodes, cards, near_s, near, far_s, far),
         _tree(num_bytes, nodes, most, cards, near_s, near, far_s, far),
     )
     if rounds == 2:
         return whole_s
-    once_s = _gather_s(tables, own, num_bytes)
-    if own.by_node:
+    once_s = _gather_s(tables, home, num_bytes)
+    if home.by_node:
         part = num_bytes / most
-        far = bandwidth(knots, own.far, part)
+        far = bandwidth(knots, home.far, part)
         inside_s = _around_node(num_bytes, most, near_s, near)
         return min(whole_s, inside_s + _doubling(part, nodes, cards, most / cards, far_s, far))
     return min(whole_s, once_s)
 
 
 @compiled
-def known_collective_s(tables: Tables, work: Work, own: Records, num_bytes: float, rounds: int) -> float:
+def known_collective_s(tables: Tables, work: Work, home: Records, num_bytes: float, rounds: int) -> float:
     """Seconds as `collective_s` has them, worked out once for each size and all homes that lie alike: most
     stay as they are from one schedule to the next.
     """
-    key = 4 * own.shape + 2 * own.by_node + rounds - 1
+    key = 4 * home.shape + 2 * home.by_node + rounds - 1
     row = key * MULTIPLIER + int(num_bytes)
     row = (row ^ (row >> 29)) & (len(work.collective_keys) - 1)
     if work.collective_keys[row] != key or work.collective_bytes[row] != num_bytes:
         work.collective_keys[row], work.collective_bytes[row] = key, num_bytes
-        work.collective_s[row] = collective_s(tables, own, num_bytes, rounds)
+        work.collective_s[row] = collective_s(tables, home, num_bytes, rounds)
     return float(work.collective_s[row])
 
 
 @compiled
-def _gather_s(tables: Tables, own: Records, num_bytes: float) -> float:
+def _gather_s(tables: Tables, home: Records, num_bytes: float) -> float:
     """Seconds of a scatter or gather over the devices of a home, all at once (`spread_all_gather_s`)."""
-    cards, far_s = min(own.cards, own.fewest), tables.latencies_s[own.far]
-    near = bandwidth(tables.knots, own.near, num_bytes)
-    far = bandwidth(tables.knots, own.far, num_bytes)
-    near_s = tables.latencies_s[own.near]
-    once_s = _ring(num_bytes, 1, own.count, own.nodes, cards, near_s, near, far_s, far)
-    if own.most == 1:
-        once_s = min(once_s, _doubling(num_bytes, own.nodes, cards, 1.0, far_s, far))
+    cards, far_s = min(home.cards, home.fewest), tables.latencies_s[home.far]
+    near = bandwidth(tables.knots, home.near, num_bytes)
+    far = bandwidth(tables.knots, home.far, num_bytes)
+    near_s = tables.latencies_s[home.near]
+    once_s = _ring(num_bytes, 1, home.count, home.nodes, cards, near_s, near, far_s, far)
+    if home.most == 1:
+        once_s = min(once_s, _doubling(num_bytes, home.nodes, cards, 1.0, far_s, far))
     return float(once_s)
 
 
 @compiled
-def sums_shares(tables: Tables, piece: Records) -> bool:
-    """Whether ops of a piece sum or gather over the shares of their batch."""
-    metaop = piece.metaop
+def sums_shares(tables: Tables, slice_: Records) -> bool:
+    """Whether ops of a slice sum or gather over the shares of their batch."""
+    metaop = slice_.metaop
     has_sums = tables.metaops[metaop].sum_from < tables.metaops[metaop + 1].sum_from
-    return bool(has_sums and tables.options[piece.option].dp > 1)
+    return bool(has_sums and tables.options[slice_.option].dp > 1)
 
 
 @compiled
 def find_summing(tables: Tables, work: Work, number: int) -> int:
-    """Set how the devices of a piece lie on the nodes; the number of the home that tells it."""
+    """Set how the devices of a slice lie on the nodes; the number of the home that tells it."""
     last = len(work.homes) - 1
     _new_home(tables, work.homes[last], work.home_devices[last], work.masks[number])
     return last
@@ -327,24 +333,24 @@ def find_summing(tables: Tables, work: Work, number: int) -> int:
 
 @compiled
 def batch_sums_s(tables: Tables, schedule: Schedule, work: Work, number: int) -> tuple[float, float]:
-    """Seconds that the sums of an op of a piece take beyond those that its option has, forward and backward
+    """Seconds that the sums of an op of a slice take beyond those that its option has, forward and backward
     (`costs/beyond_curve.py`).
     """
-    piece = schedule.pieces[number]
-    own = work.homes[find_summing(tables, work, number)]
+    slice_ = schedule.slices[number]
+    home = work.homes[find_summing(tables, work, number)]
     forward_s, backward_s = 0.0, 0.0
-    for at in range(tables.metaops[piece.metaop].sum_from, tables.metaops[piece.metaop + 1].sum_from):
-        each = tables.batch_sums[at]
-        if each.is_gather:
-            once_s = _gather_s(tables, own, each.num_bytes)
+    for at in range(tables.metaops[slice_.metaop].sum_from, tables.metaops[slice_.metaop + 1].sum_from):
+        batch_sum = tables.batch_sums[at]
+        if batch_sum.is_gather:
+            once_s = _gather_s(tables, home, batch_sum.num_bytes)
         else:
-            once_s = collective_s(tables, own, each.num_bytes, 2)
-        forward_s += each.forward * once_s
-        backward_s += each.backward * once_s
+            once_s = collective_s(tables, home, batch_sum.num_bytes, 2)
+        forward_s += batch_sum.forward * once_s
+        backward_s += batch_sum.backward * once_s
     both_s = forward_s + backward_s
-    beyond = max(0.0, 1.0 - tables.options[piece.option].sums_s / both_s) if both_s > 0.0 else 0.0
+    beyond = max(0.0, 1.0 - tables.options[slice_.option].sums_s / both_s) if both_s > 0.0 else 0.0
     forward_s *= beyond
     share_again = 0.0
-    if tables.options[piece.option].again_s > 0.0:
-        share_again = 1.0 - count_moved(tables, piece) / (piece.last - piece.first)
+    if tables.options[slice_.option].again_s > 0.0:
+        share_again = 1.0 - count_moved(tables, slice_) / (slice_.last - slice_.first)
     return forward_s, backward_s * beyond + forward_s * share_again

@@ -36,12 +36,12 @@ LOOKED_AT = 2000
 
 @compiled
 def copy_schedule(tables: Tables, source: Schedule, to: Schedule) -> None:
-    """Make one schedule the same as another, as far as it has pieces and these have devices."""
-    for piece in range(len(source.pieces)):
-        to.pieces[piece] = source.pieces[piece]
-        if source.pieces[piece].metaop >= 0:
-            for place in range(tables.options[source.pieces[piece].option].devices):
-                to.devices[piece, place] = source.devices[piece, place]
+    """Make one schedule the same as another, as far as it has slices and these have devices."""
+    for index in range(len(source.slices)):
+        to.slices[index] = source.slices[index]
+        if source.slices[index].metaop >= 0:
+            for place in range(tables.options[source.slices[index].option].devices):
+                to.devices[index, place] = source.devices[index, place]
     for metaop in range(len(source.of_metaop)):
         for place in range(1 + source.of_metaop[metaop, 0]):
             to.of_metaop[metaop, place] = source.of_metaop[metaop, place]
@@ -50,19 +50,19 @@ def copy_schedule(tables: Tables, source: Schedule, to: Schedule) -> None:
 
 
 @compiled
-def is_same(tables: Tables, one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules have the same pieces at the same places, and run them in the same order."""
-    if one.order[0] != other.order[0]:
+def is_same(tables: Tables, first: Schedule, second: Schedule) -> bool:
+    """Whether two schedules have the same slices at the same places, and run them in the same order."""
+    if first.order[0] != second.order[0]:
         return False
-    for number in range(1, 1 + one.order[0]):
-        place = one.order[number] >> 1
-        piece, beside = one.pieces[place], other.pieces[place]
-        if one.order[number] != other.order[number] or piece.option != beside.option:
+    for number in range(1, 1 + first.order[0]):
+        place = first.order[number] >> 1
+        left, right = first.slices[place], second.slices[place]
+        if first.order[number] != second.order[number] or left.option != right.option:
             return False
-        if piece.metaop != beside.metaop or piece.first != beside.first or piece.last != beside.last:
+        if left.metaop != right.metaop or left.first != right.first or left.last != right.last:
             return False
-        for at in range(tables.options[piece.option].devices):
-            if one.devices[place, at] != other.devices[place, at]:
+        for at in range(tables.options[left.option].devices):
+            if first.devices[place, at] != second.devices[place, at]:
                 return False
     return True
 

@@ -57,17 +57,7 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
     for device in range(len(states)):
         states[device].level, states[device].peak = everyone, 0.0
         states[device].in_host = states[device].most_in_host = 0.0
-    for home in range(num_homes):
-        own = work.homes[home]
-        for place in range(own.count):
-            states[work.home_devices[home, place]].level += own.held
-        if not 1 < own.count < len(states):
-            continue
-        taken = _communicator(own.count, own.nodes, min(own.cards, own.fewest))
-        if own.by_node:
-            taken += _communicator(own.most, 1, 1) + _communicator(own.nodes, own.nodes, 1)
-        for place in range(own.count):
-            states[work.home_devices[home, place]].level += taken / common.filled
+    _hold_homes(tables, work, num_homes)
     for block in range(len(tables.blocks)):
         if not tables.blocks[block].is_alike:
             work.held[block, :] = 0.0
@@ -75,35 +65,71 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
     for number in range(work.group_slots[0]):
         work.groups[work.group_slots[1 + number]] = 0
     work.group_slots[0] = 0
-    for number in range(len(schedule.pieces)):
-        piece = schedule.pieces[number]
-        if piece.metaop < 0:
+    for index in range(len(schedule.slices)):
+        if schedule.slices[index].metaop >= 0:
+            _hold_for_ops(tables, schedule, work, index)
+            _add_communicators(tables, schedule, work, index)
+
+
+@compiled
+def _hold_homes(tables: Tables, work: Work, num_homes: int) -> None:
+    """Have the devices of each home hold what it has all the time, and the communicators of its sums."""
+    states, filled = work.states, tables.common[0].filled
+    for home in range(num_homes):
+        record = work.homes[home]
+        taken = 0.0
+        if 1 < record.count < len(states):
+            taken = _communicator(record.count, record.nodes, min(record.cards, record.fewest))
+            if record.by_node:
+                taken += _communicator(record.most, 1, 1) + _communicator(record.nodes, record.nodes, 1)
+        for place in range(record.count):
+            states[work.home_devices[home, place]].level += record.held
+            states[work.home_devices[home, place]].level += taken / filled
+
+
+@compiled
+def _hold_for_ops(tables: Tables, schedule: Schedule, work: Work, index: int) -> None:
+    """Have the devices of a slice hold the parameters of its ops that not all ops have alike, and the fields
+    of a batch.
+    """
+    slice_, common, fields = schedule.slices[index], tables.common[0], 0.0
+    option, op_from = tables.options[slice_.option], tables.metaops[slice_.metaop].op_from
+    for op in range(op_from + slice_.first, op_from + slice_.last):
+        fields += 2 * tables.ops[op].field_bytes
+        if common.are_alike:
             continue
-        option, op_from = tables.options[piece.option], tables.metaops[piece.metaop].op_from
-        fields = 0.0
-        for op in range(piece.first, piece.last):
-            fields += 2 * tables.ops[op_from + op].field_bytes
-            if common.are_alike:
-                continue
-            for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
-                if not tables.blocks[tables.used[at].block].is_alike:
-                    _hold(tables, work, schedule.devices[number], option, at)
-        for place in range(option.devices):
-            device = schedule.devices[number, place]
-            part = tables.of_types[option.type_from + tables.devices[device].type].part
-            states[device].level += fields * part
-        if sums_shares(tables, piece):
-            own = work.homes[find_summing(tables, work, number)]
-            taken = _communicator(own.count, own.nodes, min(own.cards, own.fewest)) / common.filled
-            if _is_new_group(work, schedule.devices[number], 0, option.devices):
-                for place in range(option.devices):
-                    states[schedule.devices[number, place]].level += taken
-        if option.tp > 1:
-            taken = _communicator(option.tp, 1, 1) / common.filled
-            for begin in range(0, option.devices, option.tp):
-                if _is_new_group(work, schedule.devices[number], begin, option.tp):
-                    for place in range(begin, begin + option.tp):
-                        states[schedule.devices[number, place]].level += taken
+        for at in range(tables.ops[op].block_from, tables.ops[op + 1].block_from):
+            if not tables.blocks[tables.used[at].block].is_alike:
+                _hold(tables, work, schedule.devices[index], option, at)
+    for place in range(option.devices):
+        device = schedule.devices[index, place]
+        part = tables.of_types[option.type_from + tables.devices[device].type].part
+        work.states[device].level += fields * part
+
+
+@compiled
+def _add_communicators(tables: Tables, schedule: Schedule, work: Work, index: int) -> None:
+    """Have the devices of a slice hold its communicators inside of passes: of all of its shares where these
+    sum anything, and of its tensor-parallel groups.
+    """
+    slice_, devices, filled = schedule.slices[index], schedule.devices[index], tables.common[0].filled
+    option = tables.options[slice_.option]
+    if sums_shares(tables, slice_):
+        home = work.homes[find_summing(tables, work, index)]
+        taken = _communicator(home.count, home.nodes, min(home.cards, home.fewest)) / filled
+        _add_communicator(work, devices, 0, option.devices, taken)
+    if option.tp > 1:
+        taken = _communicator(option.tp, 1, 1) / filled
+        for begin in range(0, option.devices, option.tp):
+            _add_communicator(work, devices, begin, option.tp, taken)
+
+
+@compiled
+def _add_communicator(work: Work, devices: Ints, begin: int, count: int, num_bytes: float) -> None:
+    """Have devices hold a communicator of theirs, if they do not yet."""
+    if _is_new_group(work, devices, begin, count):
+        for place in range(begin, begin + count):
+            work.states[devices[place]].level += num_bytes
 
 
 @compiled
@@ -153,11 +179,11 @@ def _hold_whole(tables: Tables, work: Work, devices: Ints, num_devices: int, at:
 @compiled
 def _count_bits(bits: int) -> int:
     """How many bits are set, of a few."""
-    found = 0
+    count = 0
     while bits:
-        found += bits & 1
+        count += bits & 1
         bits >>= 1
-    return found
+    return count
 
 
 @compiled
@@ -183,37 +209,33 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
     """Let passes in their order take what they take while they run, keep, and give back."""
     received, states = work.received, work.states
     received[:] = 0.0
-    for piece in range(len(schedule.pieces)):
-        for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
-            if not work.edges[edge].is_alike:
-                received[work.edges[edge].taker] += work.edges[edge].num_bytes
+    for index in range(len(schedule.slices)):
+        for edge in range(work.edge_from[index], work.edge_from[index + 1]):
+            received[work.edges[edge].taker] += _crossing_bytes(work, edge)
     for block in range(len(work.uses)):
         work.uses[block].left = 1
     for number in range(1, 1 + schedule.order[0]):
-        piece, returned = schedule.order[number] >> 1, 0.0
+        index, returned = schedule.order[number] >> 1, 0.0
         is_backward = schedule.order[number] & 1
         if is_backward:
-            for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
-                if not work.edges[edge].is_alike:
-                    returned += work.edges[edge].num_bytes
-            _own_gradients(tables, work, schedule.pieces[piece])
-        place, type_from = 0, tables.options[schedule.pieces[piece].option].type_from
+            for edge in range(work.edge_from[index], work.edge_from[index + 1]):
+                returned += _crossing_bytes(work, edge)
+            _own_gradients(tables, work, schedule.slices[index])
+        place, type_from = 0, tables.options[schedule.slices[index].option].type_from
         for of_type in range(type_from, type_from + tables.common[0].types):
             share = tables.of_types[of_type]
             if not share.devices:
                 continue
-            in_host = 0.0
-            if tables.options[schedule.pieces[piece].option].moved > 0.0:
-                in_host = _bytes_in_host(tables, schedule.pieces[piece], share)
+            in_host = _bytes_in_host(tables, schedule.slices[index], share)
             if is_backward:
-                most, left = _backward_bytes(tables, work, schedule.pieces[piece], share)
-                most, left = most + returned * share.part, left - received[piece] * share.part
+                most, left = _backward_bytes(tables, work, schedule.slices[index], share)
+                most, left = most + returned * share.part, left - received[index] * share.part
                 in_host = -in_host
             else:
-                most, left = _forward_bytes(tables, schedule.pieces[piece], share)
-                most, left = most + received[piece] * share.part, left + received[piece] * share.part
+                most, left = _forward_bytes(tables, schedule.slices[index], share)
+                most, left = most + received[index] * share.part, left + received[index] * share.part
             for _ in range(share.devices):
-                state = states[schedule.devices[piece, place]]
+                state = states[schedule.devices[index, place]]
                 state.peak = max(state.peak, state.level + most)
                 state.level += left
                 state.in_host += in_host
@@ -222,64 +244,70 @@ def _see_passes(tables: Tables, schedule: Schedule, work: Work) -> None:
 
 
 @compiled
-def _forward_bytes(tables: Tables, piece: Records, share: Records) -> tuple[float, float]:
+def _crossing_bytes(work: Work, edge: int) -> float:
+    """Bytes that an edge carries to other devices."""
+    return 0.0 if work.edges[edge].is_alike else float(work.edges[edge].num_bytes)
+
+
+@compiled
+def _forward_bytes(tables: Tables, slice_: Records, share: Records) -> tuple[float, float]:
     """The most that a forward pass takes of a device while it runs, and what it leaves. While what an op has
     made is on its way to host memory, others run.
     """
-    kept, most, leaving, count, number = 0.0, 0.0, 0.0, count_moved(tables, piece), 0
-    for op in range(piece.first, piece.last):
+    kept, most, leaving, count, number = 0.0, 0.0, 0.0, count_moved(tables, slice_), 0
+    for op in range(slice_.first, slice_.last):
         row = tables.op_bytes[share.bytes_from + op]
         most = max(most, kept + leaving + row.forward)
-        if op != moved_op(piece, count, number):
+        if op != moved_op(slice_, count, number):
             kept += row.kept
             continue
         number += 1
-        kept += 0.0 if moved_op(piece, count, number) == op + 1 else row.left
+        kept += 0.0 if moved_op(slice_, count, number) == op + 1 else row.left
         leaving = row.moved
     return max(most, kept), kept
 
 
 @compiled
-def _bytes_in_host(tables: Tables, piece: Records, share: Records) -> float:
-    """Bytes of host memory that a device's activations of a piece take."""
-    found, count = 0.0, count_moved(tables, piece)
+def _bytes_in_host(tables: Tables, slice_: Records, share: Records) -> float:
+    """Bytes of host memory that a device's activations of a slice take."""
+    num_bytes, count = 0.0, count_moved(tables, slice_)
     for number in range(count):
-        found += tables.op_bytes[share.bytes_from + moved_op(piece, count, number)].in_host
-    return found
+        num_bytes += tables.op_bytes[share.bytes_from + moved_op(slice_, count, number)].in_host
+    return num_bytes
 
 
 @compiled
-def _backward_bytes(tables: Tables, work: Work, piece: Records, share: Records) -> tuple[float, float]:
+def _backward_bytes(tables: Tables, work: Work, slice_: Records, share: Records) -> tuple[float, float]:
     """The most that a backward pass takes of a device while it runs, and what it leaves: gradients that no
     other device has, less what was kept. What was moved to host memory is there again while its op runs, and
     beside another one on its way back.
     """
-    metaop, count = tables.metaops[piece.metaop], count_moved(tables, piece)
+    metaop, count = tables.metaops[slice_.metaop], count_moved(tables, slice_)
     gone, made, most, number = 0.0, 0.0, 0.0, count - 1
-    back = tables.op_bytes[share.bytes_from + moved_op(piece, count, number)].moved if count else 0.0
-    handed = metaop.output_bytes if piece.last == metaop.num_ops else metaop.inner_bytes
-    for op in range(piece.last - 1, piece.first - 1, -1):
+    back = tables.op_bytes[share.bytes_from + moved_op(slice_, count, number)].moved if count else 0.0
+    handed = metaop.output_bytes if slice_.last == metaop.num_ops else metaop.inner_bytes
+    for op in range(slice_.last - 1, slice_.first - 1, -1):
         made += work.made[op]
         row = tables.op_bytes[share.bytes_from + op]
-        if op != moved_op(piece, count, number):
+        if op != moved_op(slice_, count, number):
             most = max(most, made - gone + back + row.backward)
             gone += row.kept
             continue
         number -= 1
-        before = moved_op(piece, count, number)
+        before = moved_op(slice_, count, number)
         following = tables.op_bytes[share.bytes_from + before].moved if before >= 0 else 0.0
-        beside = following if before == op - 1 else 0.0
-        most = max(most, made - gone + row.moved + beside + row.plain_backward)
-        gone += 0.0 if moved_op(piece, count, number + 2) == op + 1 else row.left
+        coming = following if before == op - 1 else 0.0
+        most = max(most, made - gone + row.moved + coming + row.plain_backward)
+        gone += 0.0 if moved_op(slice_, count, number + 2) == op + 1 else row.left
         back = following
     return most + handed * share.part, made - gone
 
 
 @compiled
-def _own_gradients(tables: Tables, work: Work, piece: Records) -> None:
-    """Set the bytes of gradients that each op of a piece is the first to make, and no other device has."""
-    option, metaop = tables.options[piece.option], tables.metaops[piece.metaop]
-    for op in range(piece.last - 1, piece.first - 1, -1):
+def _own_gradients(tables: Tables, work: Work, slice_: Records) -> None:
+    """Set the bytes of gradients that each op of a slice is the first to make, and no other device has."""
+    option, metaop = tables.options[slice_.option], tables.metaops[slice_.metaop]
+    for op in range(slice_.last - 1, slice_.first - 1, -1):
         number = metaop.op_from + op
         work.made[op] = 0.0
         for at in range(tables.ops[number].block_from, tables.ops[number + 1].block_from):

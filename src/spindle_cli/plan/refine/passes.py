@@ -41,7 +41,7 @@ def _send(tables: Tables, work: Work, row: int, ready_s: float) -> float:
 def _load_of(
     tables: Tables, schedule: Schedule, work: Work, source: int, taker: int, num_bytes: float
 ) -> int:
-    """The row of `load_ports` with what messages between two pieces keep ports busy. Most pieces stay as they
+    """The row of `load_ports` with what messages between two slices keep ports busy. Most slices stay as they
     are from one schedule to the next, so it is worked out where no row is called by both.
     """
     key = work.names[source] * MULTIPLIER + work.names[taker]
@@ -57,8 +57,8 @@ def _load_of(
 def _set_load(
     tables: Tables, schedule: Schedule, work: Work, row: int, source: int, taker: int, num_bytes: float
 ) -> None:
-    """Work out what messages between two pieces keep ports busy."""
-    one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
+    """Work out what messages between two slices keep ports busy."""
+    one, two = tables.options[schedule.slices[source].option], tables.options[schedule.slices[taker].option]
     num_touched, most_bytes = _load_ports(
         tables, work, schedule.devices[source], one, schedule.devices[taker], two, num_bytes
     )
@@ -76,10 +76,10 @@ def _group_ports(work: Work, row: int, num_touched: int, first_card: int) -> Non
         if seconds == 0.0:  # it has its place beside an earlier one
             continue
         for at in range(number, num_touched):
-            other = work.touched[at]
-            if work.taken_s[other] == seconds and (other >= first_card) == is_card:
-                work.load_ports[row, placed] = other
-                work.taken_s[other] = 0.0
+            alike = work.touched[at]
+            if work.taken_s[alike] == seconds and (alike >= first_card) == is_card:
+                work.load_ports[row, placed] = alike
+                work.taken_s[alike] = 0.0
                 placed += 1
         work.load_ends[row, run], work.load_s[row, run] = placed, seconds
         run += 1
@@ -92,10 +92,10 @@ def _load_ports(
     """Add up what messages keep ports busy; how many ports these are (`account/activations.py`), and the most
     bytes that a device receives.
     """
-    taken_s, devices, ends = work.taken_s, tables.devices, tables.ends
+    devices, ends = tables.devices, tables.ends
     parts, holders, shares, tp = one.dp, one.tp, two.dp, two.tp
     num_touched, first = 0, 0
-    known, known_near, known_far, near_s, far_s = -1.0, -1, -1, 0.0, 0.0
+    last_overlap, last_near, last_far, near_s, far_s = -1.0, -1, -1, 0.0, 0.0
     most = 0.0
     for place in range(shares * tp):
         device, share, received = takers[place], place // tp, 0.0
@@ -111,26 +111,33 @@ def _load_ports(
                 continue
             overlap = min(part_end, end) - max(part_begin, begin)
             received += overlap
-            if abs(overlap - known) > TOUCH:
-                known, known_near, known_far = overlap, -1, -1
+            if abs(overlap - last_overlap) > TOUCH:
+                last_overlap, last_near, last_far = overlap, -1, -1
             if devices[sender].node == devices[device].node:
                 link = tables.among[devices[device].kind].near
-                if link != known_near:
-                    known_near, near_s = link, _message_s(tables, link, num_bytes * overlap)
+                if link != last_near:
+                    last_near, near_s = link, _message_s(tables, link, num_bytes * overlap)
                 way_out, way_in, seconds = sender, len(devices) + device, near_s
             else:
                 link = tables.among[devices[sender].kind + devices[device].kind].far
-                if link != known_far:
-                    known_far, far_s = link, _message_s(tables, link, num_bytes * overlap)
+                if link != last_far:
+                    last_far, far_s = link, _message_s(tables, link, num_bytes * overlap)
                 way_out = 2 * len(devices) + devices[sender].card
                 way_in, seconds = 3 * len(devices) + devices[device].card, far_s
-            for port in (way_out, way_in):
-                if taken_s[port] == 0.0:
-                    work.touched[num_touched] = port
-                    num_touched += 1
-                taken_s[port] += seconds
+            num_touched = _keep_busy(work, way_out, seconds, num_touched)
+            num_touched = _keep_busy(work, way_in, seconds, num_touched)
         most = max(most, received)
     return num_touched, most * num_bytes
+
+
+@compiled_into_callers
+def _keep_busy(work: Work, port: int, seconds: float, num_touched: int) -> int:
+    """Have a port be busy for longer; how many ports have been touched now."""
+    is_new = work.taken_s[port] == 0.0
+    if is_new:
+        work.touched[num_touched] = port
+    work.taken_s[port] += seconds
+    return num_touched + int(is_new)
 
 
 @compiled
@@ -148,15 +155,15 @@ def find_peers(tables: Tables, schedule: Schedule, work: Work) -> None:
     work.peers[:, :] = 0
     for device in range(len(work.states)):
         work.states[device].peers = work.states[device].crosses = 0
-    for piece in range(len(schedule.pieces)):
-        for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
+    for index in range(len(schedule.slices)):
+        for edge in range(work.edge_from[index], work.edge_from[index + 1]):
             if not work.edges[edge].is_alike:
-                _find_peers_of(tables, schedule, work, piece, work.edges[edge].taker)
+                _find_peers_of(tables, schedule, work, index, work.edges[edge].taker)
 
 
 @compiled
 def _find_peers_of(tables: Tables, schedule: Schedule, work: Work, source: int, taker: int) -> None:
-    one, two = tables.options[schedule.pieces[source].option], tables.options[schedule.pieces[taker].option]
+    one, two = tables.options[schedule.slices[source].option], tables.options[schedule.slices[taker].option]
     devices, states, ends, first = tables.devices, work.states, tables.ends, 0
     for place in range(two.dp * two.tp):
         device, share = schedule.devices[taker, place], place // two.tp
@@ -237,32 +244,39 @@ def _free_all(work: Work) -> None:
     work.card_slots[:, :] = 0
 
 
+@compiled_into_callers
+def _rest_s(work: Work, current: int) -> float:
+    """Seconds that what follows a pass takes at least, those passes being known."""
+    passes, edges, index, rest_s = work.passes, work.edges, current >> 1, 0.0
+    if current & 1:
+        for at in range(work.in_from[index], work.in_from[index + 1]):
+            behind = passes[2 * edges[work.in_edges[at]].maker + 1]
+            rest_s = max(rest_s, behind.seconds + behind.rest_s)
+        return float(rest_s)
+    rest_s = passes[current + 1].seconds + passes[current + 1].rest_s
+    for edge in range(work.edge_from[index], work.edge_from[index + 1]):
+        behind = passes[2 * edges[edge].taker]
+        rest_s = max(rest_s, behind.seconds + behind.rest_s)
+    return float(rest_s)
+
+
 @compiled
 def set_rest(tables: Tables, schedule: Schedule, work: Work) -> None:
     """Set how long what follows a pass takes at least, and all passes of a device; and with the start of
     which pass the devices of each hold buffers for what it takes: the last of those `PASSES_AHEAD` before it
     on one of them.
     """
-    passes, edges, next_on = work.passes, work.edges, work.next_on
+    passes, next_on = work.passes, work.next_on
     next_on[:, :] = 0
     for device in range(len(work.states)):
         work.states[device].rest_s = 0.0
     for number in range(schedule.order[0], 0, -1):
         current = schedule.order[number]
-        piece, rest_s = current >> 1, 0.0
+        index = current >> 1
         passes[current].opener, passes[current].held_back = 0, 0
-        if current & 1:
-            for at in range(work.in_from[piece], work.in_from[piece + 1]):
-                behind = passes[2 * edges[work.in_edges[at]].maker + 1]
-                rest_s = max(rest_s, behind.seconds + behind.rest_s)
-        else:
-            rest_s = passes[current + 1].seconds + passes[current + 1].rest_s
-            for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
-                behind = passes[2 * edges[edge].taker]
-                rest_s = max(rest_s, behind.seconds + behind.rest_s)
-        passes[current].rest_s = rest_s
-        for place in range(tables.options[schedule.pieces[piece].option].devices):
-            device = schedule.devices[piece, place]
+        passes[current].rest_s = _rest_s(work, current)
+        for place in range(tables.options[schedule.slices[index].option].devices):
+            device = schedule.devices[index, place]
             work.states[device].rest_s += passes[current].seconds
             opened = schedule.order[next_on[device, PASSES_AHEAD - 1]]
             if next_on[device, PASSES_AHEAD - 1]:
@@ -284,60 +298,104 @@ def run_passes(tables: Tables, schedule: Schedule, work: Work, within_s: float) 
     for sure, the least that this can be. What has been made is sent as soon as its takers hold buffers for
     it, what is ready first before the others.
     """
-    passes, states, edges, devices = work.passes, work.states, work.edges, schedule.devices
     _free_all(work)
     latest_s, least_s, num_waiting = 0.0, 0.0, 0
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
-        is_backward, piece = current & 1, current >> 1
-        begin = work.edge_from[piece] if is_backward else work.in_from[piece]
-        end = work.edge_from[piece + 1] if is_backward else work.in_from[piece + 1]
-        sent_s = -1.0
-        for at in range(begin, end):
-            edge = edges[at if is_backward else work.in_edges[at]]
-            if not edge.is_alike:
-                sent_s = max(
-                    sent_s, work.sent_s[2 * (at if is_backward else work.in_edges[at]) + is_backward]
-                )
+        sent_s = _sent_s(work, current)
         while num_waiting and work.heap_s[0] <= sent_s:
             _send_first(tables, schedule, work, num_waiting)
             num_waiting -= 1
-        start_s = passes[current - 1].end_s if is_backward else passes[current].gathered_s
-        for at in range(begin, end):
-            edge = edges[at if is_backward else work.in_edges[at]]
-            if edge.is_alike:
-                start_s = max(start_s, passes[2 * edge.taker + 1 if is_backward else 2 * edge.maker].end_s)
-            else:
-                start_s = max(start_s, edge.returned_s if is_backward else edge.arrived_s)
-        count = tables.options[schedule.pieces[piece].option].devices
-        for place in range(count):
-            start_s = max(start_s, states[devices[piece, place]].free_s)
-        end_s = start_s + passes[current].seconds
-        passes[current].start_s, passes[current].end_s = start_s, end_s
-        latest_s = max(latest_s, end_s)
-        least_s = max(least_s, end_s + passes[current].rest_s)
-        for place in range(count):
-            state = states[devices[piece, place]]
-            state.free_s = end_s
-            state.rest_s -= passes[current].seconds
-            least_s = max(least_s, end_s + state.rest_s)
+        least_s = max(least_s, _place(tables, schedule, work, current))
+        latest_s = max(latest_s, work.passes[current].end_s)
         if least_s > within_s:
             return float(least_s)
-        item = passes[current].held_back - 1
-        while item >= 0:
-            work.sent_s[item] = max(work.sent_s[item], start_s)
-            _push(work, num_waiting, work.sent_s[item], item)
-            num_waiting += 1
-            item = work.held_behind[item] - 1
-        begin = work.in_from[piece] if is_backward else work.edge_from[piece]
-        end = work.in_from[piece + 1] if is_backward else work.edge_from[piece + 1]
-        for at in range(begin, end):
-            edge_number = work.in_edges[at] if is_backward else at
-            if not edges[edge_number].is_alike:
-                num_waiting += _send_or_hold_back(
-                    tables, schedule, work, num_waiting, number, 2 * edge_number + is_backward
-                )
+        num_waiting = _send_held_back(work, current, num_waiting)
+        num_waiting = _send_outputs(tables, schedule, work, number, num_waiting)
     return latest_s
+
+
+@compiled_into_callers
+def _edge_range(work: Work, index: int, to_takers: int) -> tuple[int, int]:
+    """The range of `_edge_at` that has the edges of a slice to its takers, or those from its makers."""
+    if to_takers:
+        return work.edge_from[index], work.edge_from[index + 1]
+    return work.in_from[index], work.in_from[index + 1]
+
+
+@compiled_into_callers
+def _edge_at(work: Work, at: int, to_takers: int) -> int:
+    """The number of an edge at a place of `_edge_range`."""
+    return at if to_takers else work.in_edges[at]
+
+
+@compiled_into_callers
+def _sent_s(work: Work, current: int) -> float:
+    """When the last message is sent that a pass takes; -1: it takes none."""
+    is_backward, sent_s = current & 1, -1.0
+    begin, end = _edge_range(work, current >> 1, is_backward)
+    for at in range(begin, end):
+        edge = _edge_at(work, at, is_backward)
+        if not work.edges[edge].is_alike:
+            sent_s = max(sent_s, work.sent_s[2 * edge + is_backward])
+    return sent_s
+
+
+@compiled_into_callers
+def _place(tables: Tables, schedule: Schedule, work: Work, current: int) -> float:
+    """Place a pass in time, as soon as all that it takes is there and its devices are free; when the
+    iteration's passes end at the earliest.
+    """
+    passes, is_backward, index = work.passes, current & 1, current >> 1
+    start_s = passes[current - 1].end_s if is_backward else passes[current].gathered_s
+    begin, end = _edge_range(work, index, is_backward)
+    for at in range(begin, end):
+        edge = work.edges[_edge_at(work, at, is_backward)]
+        if edge.is_alike:
+            start_s = max(start_s, passes[2 * edge.taker + 1 if is_backward else 2 * edge.maker].end_s)
+        else:
+            start_s = max(start_s, edge.returned_s if is_backward else edge.arrived_s)
+    count = tables.options[schedule.slices[index].option].devices
+    for place in range(count):
+        start_s = max(start_s, work.states[schedule.devices[index, place]].free_s)
+    end_s = start_s + passes[current].seconds
+    passes[current].start_s, passes[current].end_s = start_s, end_s
+    least_s = end_s + passes[current].rest_s
+    for place in range(count):
+        state = work.states[schedule.devices[index, place]]
+        state.free_s = end_s
+        state.rest_s -= passes[current].seconds
+        least_s = max(least_s, end_s + state.rest_s)
+    return float(least_s)
+
+
+@compiled_into_callers
+def _send_held_back(work: Work, current: int, num_waiting: int) -> int:
+    """Let what has been held back for the start of a pass wait to be sent; how much waits now."""
+    item = work.passes[current].held_back - 1
+    while item >= 0:
+        work.sent_s[item] = max(work.sent_s[item], work.passes[current].start_s)
+        _push(work, num_waiting, work.sent_s[item], item)
+        num_waiting += 1
+        item = work.held_behind[item] - 1
+    return num_waiting
+
+
+@compiled_into_callers
+def _send_outputs(tables: Tables, schedule: Schedule, work: Work, number: int, num_waiting: int) -> int:
+    """Let what the pass at a place of the order has made wait to be sent, or for the start of another pass;
+    how much waits to be sent now.
+    """
+    current = schedule.order[number]
+    is_backward = current & 1
+    begin, end = _edge_range(work, current >> 1, 1 - is_backward)
+    for at in range(begin, end):
+        edge = _edge_at(work, at, 1 - is_backward)
+        if not work.edges[edge].is_alike:
+            num_waiting += _send_or_hold_back(
+                tables, schedule, work, num_waiting, number, 2 * edge + is_backward
+            )
+    return num_waiting
 
 
 @compiled_into_callers

@@ -1,7 +1,7 @@
-"""Moves of the search that change a piece and let what then starts late pick its devices again, in compiled
+"""Moves of the search that change a slice and let what then starts late pick its devices again, in compiled
 loops.
 
-A change of one piece alone mostly delays those behind it on the same devices, so it is not taken, however
+A change of one slice alone mostly delays those behind it on the same devices, so it is not taken, however
 much there is to gain once they have moved out of its way.
 """
 
@@ -16,7 +16,7 @@ from spindle_cli.plan.refine.moves import (
     cut,
     groups_are_inside,
     put,
-    reorder_piece,
+    reorder_slice,
     resize,
     shift_cut,
     uncut,
@@ -32,15 +32,15 @@ LATE = 1e-3
 
 @compiled
 def change_and_repair(tables: Tables, schedule: Schedule, work: Work) -> bool:
-    """A piece is changed, and what starts later for it goes to devices that are free earlier."""
+    """A slice is changed, and what starts later for it goes to devices that are free earlier."""
     if not work.is_known[0]:
         _find_starts(tables, schedule, work)
     if not _change_one(tables, schedule, work):
         return False
     lay_out(tables, schedule, work)
     _place(tables, schedule, work, True)
-    for piece in range(len(schedule.pieces)):
-        if schedule.pieces[piece].metaop >= 0 and not groups_are_inside(tables, schedule, piece):
+    for index in range(len(schedule.slices)):
+        if schedule.slices[index].metaop >= 0 and not groups_are_inside(tables, schedule, index):
             return False
     return True
 
@@ -67,7 +67,7 @@ def _change_one(tables: Tables, schedule: Schedule, work: Work) -> bool:
         return uncut(schedule, work)
     if which == 6:
         return shift_cut(schedule, work)
-    return reorder_piece(tables, schedule, work)
+    return reorder_slice(tables, schedule, work)
 
 
 @compiled
@@ -82,40 +82,40 @@ def _place(tables: Tables, schedule: Schedule, work: Work, repairs: bool) -> Non
         states[device].free_s = 0.0
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
-        piece, ready_s = current >> 1, 0.0
+        index, ready_s = current >> 1, 0.0
         if current & 1:
             ready_s = passes[current - 1].end_s
-            for edge in range(work.edge_from[piece], work.edge_from[piece + 1]):
+            for edge in range(work.edge_from[index], work.edge_from[index + 1]):
                 ready_s = max(ready_s, passes[2 * work.edges[edge].taker + 1].end_s)
         else:
-            for at in range(work.in_from[piece], work.in_from[piece + 1]):
+            for at in range(work.in_from[index], work.in_from[index + 1]):
                 ready_s = max(ready_s, passes[2 * work.edges[work.in_edges[at]].maker].end_s)
-        start_s = max(ready_s, _free_s(tables, schedule, work, piece))
+        start_s = max(ready_s, _free_s(tables, schedule, work, index))
         if repairs and not current & 1 and start_s > work.alone_s[current] * (1 + LATE):
-            start_s = _pick(tables, schedule, work, piece, ready_s, start_s)
+            start_s = _pick(tables, schedule, work, index, ready_s, start_s)
         passes[current].start_s = start_s
         passes[current].end_s = start_s + passes[current].seconds
-        for place in range(tables.options[schedule.pieces[piece].option].devices):
-            states[schedule.devices[piece, place]].free_s = passes[current].end_s
+        for place in range(tables.options[schedule.slices[index].option].devices):
+            states[schedule.devices[index, place]].free_s = passes[current].end_s
 
 
 @compiled
-def _free_s(tables: Tables, schedule: Schedule, work: Work, piece: int) -> float:
-    """When all devices of a piece are free."""
+def _free_s(tables: Tables, schedule: Schedule, work: Work, index: int) -> float:
+    """When all devices of a slice are free."""
     free_s = 0.0
-    for place in range(tables.options[schedule.pieces[piece].option].devices):
-        free_s = max(free_s, work.states[schedule.devices[piece, place]].free_s)
+    for place in range(tables.options[schedule.slices[index].option].devices):
+        free_s = max(free_s, work.states[schedule.devices[index, place]].free_s)
     return free_s
 
 
 @compiled
 def _pick(
-    tables: Tables, schedule: Schedule, work: Work, piece: int, ready_s: float, start_s: float
+    tables: Tables, schedule: Schedule, work: Work, index: int, ready_s: float, start_s: float
 ) -> float:
-    """Move a piece to consecutive devices of each type on which it starts earlier, of those to the ones that
+    """Move a slice to consecutive devices of each type on which it starts earlier, of those to the ones that
     wait least; when it starts. They begin at a multiple of the largest power of two in their number.
     """
-    option, firsts = schedule.pieces[piece].option, work.firsts[0]
+    option, firsts = schedule.slices[index].option, work.firsts[0]
     earlier_s = ready_s
     for of_type in range(len(firsts)):
         count = count_of(tables, option, of_type)
@@ -124,7 +124,7 @@ def _pick(
             if firsts[of_type] < 0:
                 return start_s
             earlier_s = max(earlier_s, free_s)
-    if not put(tables, schedule, firsts, piece, option):
+    if not put(tables, schedule, firsts, index, option):
         return start_s
     return earlier_s
 
@@ -133,7 +133,7 @@ def _pick(
 def _pick_of_type(
     tables: Tables, work: Work, option: int, of_type: int, ready_s: float, within_s: float
 ) -> float:
-    """Set in `firsts` with which of a type's devices a piece may begin so that all it takes are free soonest;
+    """Set in `firsts` with which of a type's devices a slice may begin so that all it takes are free soonest;
     when they are. -1: none are within `within_s`.
     """
     count, begin = count_of(tables, option, of_type), tables.type_from[of_type]

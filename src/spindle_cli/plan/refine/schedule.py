@@ -25,13 +25,13 @@ COLLECTIVES = 1 << 14
 # How often each move is tried at first, of all tries, in the order of `moves.change`; the last one is a
 # change with repair.
 OFTEN = (16, 8, 8, 10, 6, 12, 6, 4, 6, 4, 8, 3, 4, 3, 8, 4, 38)
-# Pieces that a MetaOp has at most.
-MOST_PIECES = 24
+# Slices that a MetaOp has at most.
+MOST_SLICES = 24
 
 
 _INT, _FLOAT = np.int64, np.float64
 # Some ops [first, last) of a MetaOp on an option of it; -1 as MetaOp: the place is free.
-PIECE = np.dtype([(name, _INT) for name in ("metaop", "first", "last", "option")])
+SLICE = np.dtype([(name, _INT) for name in ("metaop", "first", "last", "option")])
 # A pass: how long it takes, when its parameters have been gathered, when it runs, and how long what follows
 # it takes at least; by their places in the order, or 0, the pass with the start of which its devices hold
 # buffers for what it takes; and the first message that waits for this one's start, by one more than its item
@@ -42,7 +42,7 @@ PASS = np.dtype(
         *((name, _INT) for name in ("opener", "held_back")),
     ]
 )
-# Two pieces of which one takes what the other makes, and whether they have the same devices; bytes of a whole
+# Two slices of which one takes what the other makes, and whether they have the same devices; bytes of a whole
 # batch; when all of it has arrived, and its gradients.
 EDGE = np.dtype(
     [
@@ -86,30 +86,30 @@ STATE = np.dtype(
 
 
 class Schedule(NamedTuple):
-    """Pieces of MetaOps, and one order of all of their passes. P places for pieces.
+    """Slices of MetaOps, and one order of all of their passes. P places for slices.
 
     Attributes:
-        pieces: [P] `PIECE`.
+        slices: [P] `SLICE`.
         devices: [P, N] in the order in which they hold shares.
-        of_metaop: [M, 1 + `MOST_PIECES`] how many pieces a MetaOp has, and which, in the order of its ops.
-        order: [1 + 2 P] how many passes there are, and which: twice the piece, and one more where it is the
+        of_metaop: [M, 1 + `MOST_SLICES`] how many slices a MetaOp has, and which, in the order of its ops.
+        order: [1 + 2 P] how many passes there are, and which: twice the slice, and one more where it is the
             backward pass.
     """
 
-    pieces: Records
+    slices: Records
     devices: Ints
     of_metaop: Ints
     order: Ints
 
 
 def free_schedule(tables: Tables, num_places: int) -> Schedule:
-    """One without pieces."""
-    pieces = np.zeros(num_places, PIECE)
-    pieces["metaop"] = -1
+    """One without slices."""
+    slices = np.zeros(num_places, SLICE)
+    slices["metaop"] = -1
     return Schedule(
-        pieces=pieces,
+        slices=slices,
         devices=np.zeros((num_places, len(tables.devices)), np.int64),
-        of_metaop=np.zeros((len(tables.metaops) - 1, 1 + MOST_PIECES), np.int64),
+        of_metaop=np.zeros((len(tables.metaops) - 1, 1 + MOST_SLICES), np.int64),
         order=np.zeros(1 + 2 * num_places, np.int64),
     )
 
@@ -119,24 +119,24 @@ class Work(NamedTuple):
 
     Attributes:
         passes: [2 P] `PASS`.
-        masks: [P, W] devices of a piece, 64 to a word.
-        edge_from: [P + 1] where the edges of each piece to its takers begin; `edges`: `EDGE`.
-        in_from, in_edges: [P + 1] and numbers of the edges to each piece.
+        masks: [P, W] devices of a slice, 64 to a word.
+        edge_from: [P + 1] where the edges of each slice to its takers begin; `edges`: `EDGE`.
+        in_from, in_edges: [P + 1] and numbers of the edges to each slice.
         heap_s, heap: when something is ready to be sent, and which edge: twice its number, and one more where
             it is the gradients; first what is ready first (a binary heap).
         sent_s: by these items, when something can be sent. `held_behind`: one more than the item of what
             waits for the same pass, or 0.
         next_on: [N, `PASSES_AHEAD`] of each device, places of the next passes in the order, or 0.
-        received: [P] bytes of a batch that a piece's devices receive for it.
-        made: bytes of gradients that each op of a piece makes.
+        received: [P] bytes of a batch that a slice's devices receive for it.
+        made: bytes of gradients that each op of a slice makes.
         uses: [B] `USE`.
         fragments: [F] `FRAGMENT` of all blocks in turn; `fragment_masks`: [F, W] devices that hold each.
         held: [B, N] bytes of a block that a device has all the time; `held_parts`: of which fragments, as
             bits.
-        group_masks: [T, W] of a piece, the devices with the same fragments.
+        group_masks: [T, W] of a slice, the devices with the same fragments.
         table: hashes of homes; `groups`: of tensor-parallel groups, and `group_slots`: how many of these, and
             where.
-        homes: [F + 1] `HOME`; the last one is that of the devices of a piece that sums over its shares.
+        homes: [F + 1] `HOME`; the last one is that of the devices of a slice that sums over its shares.
         home_devices: [F + 1, N] of each home.
         worth_keys, worth_bytes: [W] by hashes of how homes lie on the nodes, bytes from which their sums are
             worth their latency, as far as that has been worked out.
@@ -150,7 +150,7 @@ class Work(NamedTuple):
         card_seen: [N] the last home that has been seen to use a card.
         sums: [F] `SUM`; `sum_order`: [F] the order in which they run.
         keys_s: what sums or passes are sorted by.
-        names: [P] hashes of pieces' allocations and devices.
+        names: [P] hashes of slices' allocations and devices.
         port_free_s: [4 N] when ways of messages are free: out and in, inside of nodes and of cards.
         taken_s: [4 N] what the messages of an edge take of each; `touched`: which these are.
         load_keys, load_counts, load_ports: the same of edges that have been worked out, by hashes of their
@@ -163,8 +163,8 @@ class Work(NamedTuple):
         states: [N] `STATE`.
         place: [2 P] of passes in the order.
         alone_s: [2 P] when the passes of the schedule that is changed start, if messages take no time; -1 of
-            what has no piece. `is_known`: [1] whether that is so.
-        firsts: [2, T] which of each type's devices two pieces begin with.
+            what has no slice. `is_known`: [1] whether that is so.
+        firsts: [2, T] which of each type's devices two slices begin with.
         filled: [N] of the schedule that is changed, the part of each device's memory that is taken.
         often, gained, spent: by moves, how often each is drawn, what changes by it have taken off the cost of
             late, and the passes that were placed for these.
@@ -236,13 +236,13 @@ class Work(NamedTuple):
 
 
 def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
-    """The places for schedules of so many pieces at most, which take about so long."""
+    """The places for schedules of so many slices at most, which take about so long."""
     num_devices, num_blocks = len(tables.devices), len(tables.blocks)
     words = -(-num_devices // 64)
     most_parts = int(tables.options["tp"].max())
     num_fragments = sum(most_parts if is_split else 1 for is_split in tables.blocks["is_split"])
-    # A piece has an edge to the next one of its MetaOp, the last one to those that take the MetaOp's output.
-    num_edges = num_places + int(np.where(tables.takers["of_every"], MOST_PIECES, 1).sum())
+    # A slice has an edge to the next one of its MetaOp, the last one to those that take the MetaOp's output.
+    num_edges = num_places + int(np.where(tables.takers["of_every"], MOST_SLICES, 1).sum())
     ints = np.int64
     num_loads = max(LEAST_LOADS, 1 << (LOADS // (4 * num_devices)).bit_length())
     return Work(

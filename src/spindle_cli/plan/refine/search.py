@@ -47,8 +47,8 @@ LENGTH = 500
 PENALTY = 2.0
 # What part of what sums add to the passes is taken to stay with every change (`loop.py`).
 STAYS = 0.9
-# Pieces that there is room for beside those that the first schedule has, and for each MetaOp.
-MORE_PIECES = 2
+# Slices that there is room for beside those that the first schedule has, and for each MetaOp.
+MORE_SLICES = 2
 SEED = 1
 
 
@@ -62,8 +62,8 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
         effort: more of it goes on with the same searches.
     """
     in_order = sorted(begins, key=Judged.rank)
-    found = (Search.of(problem, judged) for judged in in_order)
-    search = next((each for each in found if each is not None), None)
+    searches = (Search.of(problem, evaluated) for evaluated in in_order)
+    search = next((started for started in searches if started is not None), None)
     if search is None:
         return None
     num_passes = PASSES * len(problem.profile.metaops) * OF_DEVICES // max(OF_DEVICES, problem.num_devices)
@@ -118,13 +118,13 @@ class Search:
     history: Floats
 
     @classmethod
-    def of(cls, problem: Problem, judged: Judged) -> Search | None:
+    def of(cls, problem: Problem, evaluated: Judged) -> Search | None:
         """From a plan that fits; None as `refined` says."""
-        options = options_of(problem, judged.slices)
+        options = options_of(problem, evaluated.slices)
         numbers = tables_of(problem, options)
         if numbers is None:
             return None
-        return cls._begun(problem, Translation(problem, numbers, options), numbers, judged, SEED)
+        return cls._begun(problem, Translation(problem, numbers, options), numbers, evaluated, SEED)
 
     def begun_anew(self, seed: int) -> Search:
         """One from the same plan, with other random numbers."""
@@ -134,22 +134,22 @@ class Search:
 
     @classmethod
     def _begun(
-        cls, problem: Problem, translation: Translation, numbers: Tables, judged: Judged, seed: int
+        cls, problem: Problem, translation: Translation, numbers: Tables, evaluated: Judged, seed: int
     ) -> Search | None:
-        num_places = 2 * len(judged.slices) + MORE_PIECES * len(numbers.metaops)
-        begun = translation.schedule_of(judged.slices, num_places)
+        num_places = 2 * len(evaluated.slices) + MORE_SLICES * len(numbers.metaops)
+        begun = translation.schedule_of(evaluated.slices, num_places)
         if begun is None:
             return None
         trial, shortest, kept = (_copy(begun) for _ in range(3))
-        work = work_for(numbers, num_places, judged.prediction.iteration_s)
+        work = work_for(numbers, num_places, evaluated.prediction.iteration_s)
         work.random[0] = seed
         costs, history = np.full(2, inf), np.full(LENGTH, inf)
         search = cls(
             problem=problem,
             translation=translation,
             tables=numbers,
-            begun=judged,
-            best=judged,
+            begun=evaluated,
+            best=evaluated,
             current=begun,
             trial=trial,
             shortest=shortest,
@@ -158,7 +158,7 @@ class Search:
             costs=costs,
             history=history,
         )
-        search._put_right(begun, [need.total_bytes for need in judged.memory])
+        search._put_right(begun, [need.total_bytes for need in evaluated.memory])
         search._run(begun, 0)
         history[:] = (1 + MELT) * costs[0]
         return search
@@ -184,17 +184,17 @@ class Search:
     def _judge(self, before_s: float) -> None:
         """Judge the shortest schedule; `before_s`: what the one before it takes."""
         slices = self.translation.slices_of(self.shortest)
-        judged = measure_as_they_are(self.problem, self.best.strategy, slices)
-        if judged is None:
+        evaluated = measure_as_they_are(self.problem, self.best.strategy, slices)
+        if evaluated is None:
             self._put_right(self.shortest, self._needed(slices))
             # What is recorded next has room by the corrected estimate.
             self.costs[1] = before_s
             self.current = _copy(self.kept)
             return
-        self._put_right(self.shortest, [need.total_bytes for need in judged.memory])
+        self._put_right(self.shortest, [need.total_bytes for need in evaluated.memory])
         self.kept = _copy(self.shortest)
-        if judged.rank() < self.best.rank():
-            self.best = judged
+        if evaluated.rank() < self.best.rank():
+            self.best = evaluated
 
     def _run(self, current: Schedule, num_passes: int) -> None:
         arrays = self.trial, self.shortest, self.work, self.history, self.costs

@@ -60,20 +60,25 @@ def _through_s(slots: Ints, slot_s: float, start_s: float, seconds: float) -> fl
 
 
 @compiled
-def _set_due(tables: Tables, schedule: Schedule, work: Work) -> None:
-    """Set when an op first needs each block."""
+def _begin_blocks(tables: Tables, schedule: Schedule, work: Work, is_backward: int) -> None:
+    """Set of each block how many ops have still to run that complete it, and, of gathers, when an op first
+    needs it.
+    """
     uses = work.uses
     for block in range(len(uses)):
-        uses[block].done_s = inf
+        uses[block].left = uses[block].users if is_backward else 1
+        uses[block].done_s = 0.0 if is_backward else inf
+    if is_backward:
+        return
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
         if current & 1:
             continue
-        piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
-        op_from = tables.metaops[piece.metaop].op_from
-        op_s = work.passes[current].seconds / (piece.last - piece.first)
-        for op in range(piece.first, piece.last):
-            time_s = start_s + (op - piece.first) * op_s
+        slice_, start_s = schedule.slices[current >> 1], work.passes[current].start_s
+        op_from = tables.metaops[slice_.metaop].op_from
+        op_s = work.passes[current].seconds / (slice_.last - slice_.first)
+        for op in range(slice_.first, slice_.last):
+            time_s = start_s + (op - slice_.first) * op_s
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 use = uses[tables.used[at].block]
                 use.done_s = min(use.done_s, time_s)
@@ -85,25 +90,20 @@ def collect_sums(tables: Tables, schedule: Schedule, work: Work, num_homes: int,
     goes together: fragments of a home until they are worth a sum. How many sums there are.
     """
     uses, num_sums = work.uses, 0
-    if not is_backward:
-        _set_due(tables, schedule, work)
+    _begin_blocks(tables, schedule, work, is_backward)
     for home in range(num_homes):
         work.homes[home].open_sum = -1
-    for block in range(len(uses)):
-        uses[block].left = 1
-        if is_backward:
-            uses[block].left, uses[block].done_s = uses[block].users, 0.0
     for number in range(1, 1 + schedule.order[0]):
         current = schedule.order[number]
         if current & 1 != is_backward:
             continue
-        piece, start_s = schedule.pieces[current >> 1], work.passes[current].start_s
-        op_from, num_ops = tables.metaops[piece.metaop].op_from, piece.last - piece.first
+        slice_, start_s = schedule.slices[current >> 1], work.passes[current].start_s
+        op_from, num_ops = tables.metaops[slice_.metaop].op_from, slice_.last - slice_.first
         op_s = work.passes[current].seconds / num_ops
         # Where ops sum inside of a pass, nothing else is summed before it is through.
-        is_whole = tables.options[piece.option].tp > 1 or sums_shares(tables, piece)
+        is_whole = tables.options[slice_.option].tp > 1 or sums_shares(tables, slice_)
         for step in range(num_ops):
-            op = op_from + (piece.last - 1 - step if is_backward else piece.first + step)
+            op = op_from + (slice_.last - 1 - step if is_backward else slice_.first + step)
             complete_s = start_s + (num_ops if is_whole else step + 1) * op_s
             for at in range(tables.ops[op].block_from, tables.ops[op + 1].block_from):
                 use = uses[tables.used[at].block]
@@ -121,21 +121,21 @@ def _add_block(tables: Tables, work: Work, block: int, num_sums: int, is_backwar
     use, common = work.uses[block], tables.common[0]
     num_bytes = tables.blocks[block].trained / use.parts
     for fragment in range(use.fragment_from, use.fragment_from + use.parts):
-        own = work.homes[work.fragments[fragment].home]
+        home = work.homes[work.fragments[fragment].home]
         work.fragments[fragment].sum = -1
-        if own.count < 2:
+        if home.count < 2:
             continue
-        if own.open_sum < 0:
-            own.open_sum = num_sums
+        if home.open_sum < 0:
+            home.open_sum = num_sums
             work.sums[num_sums].home = work.fragments[fragment].home
             work.sums[num_sums].key_s, work.sums[num_sums].num_bytes = use.done_s, 0.0
             num_sums += 1
-        joined = work.sums[own.open_sum]
-        work.fragments[fragment].sum = own.open_sum
+        joined = work.sums[home.open_sum]
+        work.fragments[fragment].sum = home.open_sum
         joined.num_bytes += num_bytes
         joined.key_s = max(joined.key_s, use.done_s) if is_backward else min(joined.key_s, use.done_s)
-        if common.width * joined.num_bytes >= own.worth_bytes:
-            own.open_sum = -1
+        if common.width * joined.num_bytes >= home.worth_bytes:
+            home.open_sum = -1
     return num_sums
 
 
@@ -148,18 +148,18 @@ def run_sums(tables: Tables, work: Work, num_sums: int, is_backward: int) -> Non
     sort_by(order, 0, num_sums, work.keys_s)
     rounds = 1 if common.is_sharded else 2
     for number in range(num_sums):
-        each = sums[order[number]]
-        own, classes = work.homes[each.home], work.classes[each.home]
-        num_bytes = each.num_bytes * (common.width if is_backward else 1.0)
-        seconds = known_collective_s(tables, work, own, num_bytes, rounds)
-        start_s = each.key_s if is_backward else 0.0
+        collective = sums[order[number]]
+        home, classes = work.homes[collective.home], work.classes[collective.home]
+        num_bytes = collective.num_bytes * (common.width if is_backward else 1.0)
+        seconds = known_collective_s(tables, work, home, num_bytes, rounds)
+        start_s = collective.key_s if is_backward else 0.0
         for place in range(1, 1 + classes[0]):
             start_s = max(start_s, free_s[classes[place]])
-        each.end_s = start_s + seconds
-        if own.nodes > 1:
-            each.end_s = _through_s(work.home_slots[each.home], work.slot_s[0], start_s, seconds)
+        collective.end_s = start_s + seconds
+        if home.nodes > 1:
+            collective.end_s = _through_s(work.home_slots[collective.home], work.slot_s[0], start_s, seconds)
         for place in range(1, 1 + classes[0]):
-            free_s[classes[place]] = each.end_s
+            free_s[classes[place]] = collective.end_s
 
 
 @compiled
@@ -178,7 +178,7 @@ def sort_by(order: Ints, begin: int, end: int, keys: Floats) -> None:
 
 @compiled
 def gather(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> None:
-    """Set when parameters have been gathered that pieces use."""
+    """Set when parameters have been gathered that slices use."""
     uses = work.uses
     num_sums = collect_sums(tables, schedule, work, num_homes, 0)
     run_sums(tables, work, num_sums, 0)
@@ -188,14 +188,14 @@ def gather(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> No
         for fragment in range(use.fragment_from, use.fragment_from + (use.parts if use.users else 0)):
             if work.fragments[fragment].sum >= 0:
                 use.done_s = max(use.done_s, work.sums[work.fragments[fragment].sum].end_s)
-    for number in range(len(schedule.pieces)):
-        piece = schedule.pieces[number]
-        if piece.metaop < 0:
+    for number in range(len(schedule.slices)):
+        slice_ = schedule.slices[number]
+        if slice_.metaop < 0:
             continue
-        op_s = work.passes[2 * number].seconds / (piece.last - piece.first)
-        op_from, gathered_s = tables.metaops[piece.metaop].op_from, 0.0
-        for op in range(piece.first, piece.last):
+        op_s = work.passes[2 * number].seconds / (slice_.last - slice_.first)
+        op_from, gathered_s = tables.metaops[slice_.metaop].op_from, 0.0
+        for op in range(slice_.first, slice_.last):
             for at in range(tables.ops[op_from + op].block_from, tables.ops[op_from + op + 1].block_from):
                 done_s = uses[tables.used[at].block].done_s
-                gathered_s = max(gathered_s, done_s - (op - piece.first) * op_s)
+                gathered_s = max(gathered_s, done_s - (op - slice_.first) * op_s)
         work.passes[2 * number].gathered_s = gathered_s

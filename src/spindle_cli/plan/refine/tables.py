@@ -201,9 +201,11 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
     kinds = _kinds_of_nodes(cluster)
     if has_others or max(kinds) >= MOST_KINDS:
         return None
-    metaops, inputs, takers = _metaops(problem, [len(own) for own in options])
+    metaops, inputs, takers = _metaops(problem, [len(of_metaop) for of_metaop in options])
     ops, used, blocks = _parameters(problem)
-    option_rows, of_types, ends, op_bytes = _options([option for own in options for option in own], cluster)
+    option_rows, of_types, ends, op_bytes = _options(
+        [option for of_metaop in options for option in of_metaop], cluster
+    )
     by_type = sorted(
         range(cluster.num_devices), key=lambda device: cluster.types.index(cluster.type_of[device])
     )
@@ -233,14 +235,7 @@ def tables_of(problem: Problem, options: Sequence[Sequence[Option]]) -> Tables |
 def _metaops(problem: Problem, num_options: Sequence[int]) -> tuple[Records, Records, Records]:
     """MetaOps, their inputs, and who takes what they make; `num_options`: how many options each has."""
     metaops = problem.profile.metaops
-    index = {metaop.name: number for number, metaop in enumerate(metaops)}
-    inputs: list[list[tuple[int, bool]]] = [[] for _ in metaops]
-    takers: list[list[tuple[int, bool]]] = [[] for _ in metaops]
-    for number, metaop in enumerate(metaops):
-        for name in metaop.inputs:
-            of_every = name in metaop.inputs_of_every_op
-            inputs[number].append((index[name], of_every))
-            takers[index[name]].append((number, of_every))
+    inputs, takers = _inputs_and_takers(metaops)
     rows = zip(
         [*(metaop.num_ops for metaop in metaops), 0],
         _begins(metaop.num_ops for metaop in metaops),
@@ -253,8 +248,25 @@ def _metaops(problem: Problem, num_options: Sequence[int]) -> tuple[Records, Rec
         [*(float(inner_bytes(metaop)) for metaop in metaops), 0.0],
         strict=True,
     )
-    edges = [np.array([edge for own in each for edge in own], EDGE) for each in (inputs, takers)]
+    edges = [np.array([edge for edges_of in lists for edge in edges_of], EDGE) for lists in (inputs, takers)]
     return np.array(list(rows), METAOP), edges[0], edges[1]
+
+
+def _inputs_and_takers(
+    metaops: Sequence[MetaOpProfile],
+) -> tuple[list[list[tuple[int, bool]]], list[list[tuple[int, bool]]]]:
+    """The numbers of the MetaOps that each takes in, and of those that take what it makes, with whether each
+    of the taker's ops does.
+    """
+    index = {metaop.name: number for number, metaop in enumerate(metaops)}
+    inputs: list[list[tuple[int, bool]]] = [[] for _ in metaops]
+    takers: list[list[tuple[int, bool]]] = [[] for _ in metaops]
+    for number, metaop in enumerate(metaops):
+        for name in metaop.inputs:
+            of_every = name in metaop.inputs_of_every_op
+            inputs[number].append((index[name], of_every))
+            takers[index[name]].append((number, of_every))
+    return inputs, takers
 
 
 def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
@@ -264,14 +276,14 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
         slices: whose allocations are among them.
     """
     used: dict[str, dict[Shape, Point]] = {}
-    for piece in slices:
-        point = replace(problem.point_of(keeping_all(piece)), rows=piece.rows)
-        used.setdefault(piece.metaop, {})[shape_of(point)] = point
-    found = []
+    for slice_ in slices:
+        point = replace(problem.point_of(keeping_all(slice_)), rows=slice_.rows)
+        used.setdefault(slice_.metaop, {})[shape_of(point)] = point
+    options = []
     for metaop in problem.profile.metaops:
         points = sorted(_points(metaop, problem.cluster, used.get(metaop.name, {})), key=shape_of)
         hidden = [_hidden_share(point, metaop, problem.cluster) for point in points]
-        found.append(
+        options.append(
             [
                 Option(
                     metaop, with_again(point, metaop, again), again, moves * hidden[allocation], allocation
@@ -282,7 +294,7 @@ def options_of(problem: Problem, slices: Sequence[Slice]) -> list[list[Option]]:
                 if not moves or hidden[allocation] > 0
             ]
         )
-    return found
+    return options
 
 
 def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> float:
@@ -294,8 +306,8 @@ def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> floa
         for kind, count in zip(cluster.types, point.of_types, strict=True)
         for _ in range(count // point.tp)
     ]
-    piece = _piece(Option(metaop, point, Again.NOTHING, 0.0, 0), tuple(range(point.num_devices)))
-    return hidden_on(piece, metaop, OpSeconds(point.forward_s, point.backward_s), links)
+    slice_ = _slice_on(Option(metaop, point, Again.NOTHING, 0.0, 0), tuple(range(point.num_devices)))
+    return hidden_on(slice_, metaop, OpSeconds(point.forward_s, point.backward_s), links)
 
 
 def _samples_of(point: Point, metaop: MetaOpProfile) -> list[int]:
@@ -310,9 +322,9 @@ def _largest_of_types(
     """Give for each type how many devices an allocation has of it, and the samples of their largest share."""
     share = 0
     for kind, count in zip(cluster.types, point.of_types, strict=True):
-        own = samples[share : share + count // point.tp]
-        share += len(own)
-        yield kind, count, max(own, default=0)
+        type_samples = samples[share : share + count // point.tp]
+        share += len(type_samples)
+        yield kind, count, max(type_samples, default=0)
 
 
 def shape_of(point: Point) -> Shape:
@@ -320,9 +332,9 @@ def shape_of(point: Point) -> Shape:
     return point.num_devices, point.tp, point.of_types, point.rows or ()
 
 
-def keeping_all(piece: Slice) -> Slice:
+def keeping_all(slice_: Slice) -> Slice:
     """A copy of a slice that recomputes nothing and moves no activations to host memory."""
-    return piece.model_copy(update={"recompute": False, "selective": False, "offload": ()})
+    return slice_.model_copy(update={"recompute": False, "selective": False, "offload": ()})
 
 
 def _points(metaop: MetaOpProfile, cluster: Cluster, used: dict[Shape, Point]) -> Iterable[Point]:
@@ -334,14 +346,14 @@ def _points(metaop: MetaOpProfile, cluster: Cluster, used: dict[Shape, Point]) -
             replace(make_point(point, metaop), rows=rows_of(metaop.batch_size, point.dp))
             for point in possible_points(metaop, cluster)
         ]
-    found: dict[Point, None] = {}
+    points: dict[Point, None] = {}
     for least_tp in degrees_of(metaop, cluster):
         try:
-            found |= dict.fromkeys(allocations(metaop, cluster, least_tp))
+            points |= dict.fromkeys(allocations(metaop, cluster, least_tp))
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-    known = {shape_of(point): point for point in _worth_having(list(found))}
-    return (used | known).values()
+    worth_having = {shape_of(point): point for point in _worth_having(list(points))}
+    return (used | worth_having).values()
 
 
 def _worth_having(points: Sequence[Point]) -> Iterator[Point]:
@@ -365,16 +377,16 @@ def _worth_having(points: Sequence[Point]) -> Iterator[Point]:
 
 def _batch_sums(metaops: Sequence[MetaOpProfile]) -> Records:
     rows = [
-        (each.kind == "gather", each.num_bytes, each.forward, each.backward)
+        (batch_sum.kind == "gather", batch_sum.num_bytes, batch_sum.forward, batch_sum.backward)
         for metaop in metaops
-        for each in metaop.batch_sums
+        for batch_sum in metaop.batch_sums
     ]
     return np.array(rows, BATCH_SUM)
 
 
 def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Records, Floats, Records]:
     """Options, what they have of each type, where their shares end, and bytes of their ops."""
-    known = UsesCache()
+    uses_cache = UsesCache()
     rows: list[tuple[float, ...]] = []
     of_types: list[tuple[float, ...]] = []
     ends: list[float] = []
@@ -401,10 +413,10 @@ def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Reco
             key = metaop.name, largest, point.tp, option.keeping, link
             if key not in bytes_from:
                 bytes_from[key] = len(op_bytes)
-                op_bytes += _bytes_of_ops(option, metaop.batch_size / largest, link, known)
-            own = share_on_type(metaop, kind, largest, point.tp) if cluster.is_mixed else None
-            own_s = (point.forward_s, point.backward_s - again_s) if own is None else own[:2]
-            of_types.append((count, bytes_from[key], largest / metaop.batch_size, *own_s))
+                op_bytes += _bytes_of_ops(option, metaop.batch_size / largest, link, uses_cache)
+            share_op = share_on_type(metaop, kind, largest, point.tp) if cluster.is_mixed else None
+            share_s = (point.forward_s, point.backward_s - again_s) if share_op is None else share_op[:2]
+            of_types.append((count, bytes_from[key], largest / metaop.batch_size, *share_s))
     return (
         np.array(rows, OPTION),
         np.array(of_types, OF_TYPE),
@@ -419,13 +431,15 @@ def _sums_s(option: Option, cluster: Cluster) -> float:
         return 0.0
     devices: list[int] = []
     for kind, count in zip(cluster.types, option.point.of_types, strict=True):
-        devices += [device for device, own in enumerate(cluster.type_of) if own == kind][:count]
-    op = times_of(option.metaop, _piece(option, tuple(devices)), cluster)
+        devices += [device for device, device_type in enumerate(cluster.type_of) if device_type == kind][
+            :count
+        ]
+    op = times_of(option.metaop, _slice_on(option, tuple(devices)), cluster)
     assert op is not None, "options are of shares that are known"
     return op.communication_s
 
 
-def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
+def _slice_on(option: Option, devices: tuple[int, ...]) -> Slice:
     """All ops of a MetaOp on an option."""
     metaop, point, again, *_ = option
     return Slice.model_construct(
@@ -443,14 +457,14 @@ def _piece(option: Option, devices: tuple[int, ...]) -> Slice:
 
 
 def _bytes_of_ops(
-    option: Option, shares: float, link: Link | None, known: UsesCache
+    option: Option, shares: float, link: Link | None, uses_cache: UsesCache
 ) -> Iterator[tuple[float, ...]]:
     """Give `OP_BYTES` of each op on a device with a share of which the batch has so many. `link`: over which
     activations are moved.
     """
     metaop, point, again, *_ = option
-    piece = _piece(option, tuple(range(point.num_devices)))
-    part = Part(0, piece, {metaop.name: metaop}, shares, (), is_handed_on=True, uses_cache=known)
+    slice_ = _slice_on(option, tuple(range(point.num_devices)))
+    part = Part(0, slice_, {metaop.name: metaop}, shares, (), is_handed_on=True, uses_cache=uses_cache)
     keeping = part.keeping[0]
     for count, needs in part.needs:
         running = needs.backward
@@ -484,7 +498,7 @@ def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
                 of_blocks[number].add(num_bytes)
                 of_ops[-1].append((number, *num_bytes))
     ops = np.array(list(zip(_begins(map(len, of_ops)), [*fields, 0.0], strict=True)), OP)
-    used = np.array([row for own in of_ops for row in own], USED)
+    used = np.array([row for op_rows in of_ops for row in op_rows], USED)
     # Where ops have more or less of the same parameters, most is summed.
     blocks = [
         (*max(amounts), block[2], len(amounts) == 1)
@@ -529,12 +543,16 @@ def _devices(cluster: Cluster, kinds: Sequence[int], by_type: Sequence[int]) -> 
 
 def _links(cluster: Cluster, kinds: Sequence[int]) -> tuple[Records, list[Link]]:
     """The slowest links among each set of nodes, and these links."""
-    nodes_of = [[node for node, kind in enumerate(kinds) if kind == own] for own in range(max(kinds) + 1)]
+    nodes_of = [
+        [node for node, kind in enumerate(kinds) if kind == number] for number in range(max(kinds) + 1)
+    ]
     links: dict[Link, int] = {}
     among = []
     for digits in product(range(3), repeat=len(nodes_of)):
         # The first kind has the lowest digit.
-        some = [node for digit, own in zip(reversed(digits), nodes_of, strict=True) for node in own[:digit]]
+        some = [
+            node for digit, nodes in zip(reversed(digits), nodes_of, strict=True) for node in nodes[:digit]
+        ]
         slowest = cluster.links_among(some) if some else cluster.links
         both = slowest.intra_node, slowest.inter_node
         among.append(tuple(links.setdefault(link, len(links)) for link in both))

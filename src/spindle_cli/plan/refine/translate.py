@@ -23,7 +23,7 @@ class Translation:
     def __init__(self, problem: Problem, tables: Tables, options: Sequence[Sequence[Option]]) -> None:
         """`options`: those that the tables are of."""
         self._problem, self._tables = problem, tables
-        self._options = [option for own in options for option in own]
+        self._options = [option for of_metaop in options for option in of_metaop]
         self._metaops = {metaop.name: number for number, metaop in enumerate(problem.profile.metaops)}
         self._numbers = {
             (option.metaop.name, shape_of(option.point), option.again, option.moved > 0): number
@@ -31,38 +31,38 @@ class Translation:
         }
 
     def schedule_of(self, slices: Sequence[Slice], num_places: int) -> Schedule | None:
-        """The schedule of some slices, with so many places for pieces; None where an allocation or cut is
+        """The schedule of some slices, with so many places for slices; None where an allocation or cut is
         none of those that tables have, or activations of other ops are moved to host memory.
         """
-        found = free_schedule(self._tables, num_places)
-        for number, piece in enumerate(slices):
+        schedule = free_schedule(self._tables, num_places)
+        for number, slice_ in enumerate(slices):
             key = (
-                piece.metaop,
-                shape_of(replace(self._problem.point_of(piece), rows=piece.rows)),
-                Again.of(piece),
-                bool(piece.offload),
+                slice_.metaop,
+                shape_of(replace(self._problem.point_of(slice_), rows=slice_.rows)),
+                Again.of(slice_),
+                bool(slice_.offload),
             )
             option = self._numbers.get(key)
-            if option is None or piece.micro_batches > 1 or not self._goes_by_type(piece):
+            if option is None or slice_.micro_batches > 1 or not self._goes_by_type(slice_):
                 return None
-            if piece.offload != spread_over(*piece.ops, self._options[option].moved):
+            if slice_.offload != spread_over(*slice_.ops, self._options[option].moved):
                 return None
-            found.pieces[number] = self._metaops[piece.metaop], *piece.ops, option
-            found.devices[number, : len(piece.devices)] = piece.devices
-        for metaop, of_metaop in enumerate(found.of_metaop):
-            own = [number for number in range(len(slices)) if found.pieces[number]["metaop"] == metaop]
-            if len(own) >= len(of_metaop):
+            schedule.slices[number] = self._metaops[slice_.metaop], *slice_.ops, option
+            schedule.devices[number, : len(slice_.devices)] = slice_.devices
+        for metaop, of_metaop in enumerate(schedule.of_metaop):
+            members = [number for number in range(len(slices)) if schedule.slices[number]["metaop"] == metaop]
+            if len(members) >= len(of_metaop):
                 return None
-            own.sort(key=lambda number: int(found.pieces[number]["first"]))
-            of_metaop[: 1 + len(own)] = len(own), *own
+            members.sort(key=lambda number: int(schedule.slices[number]["first"]))
+            of_metaop[: 1 + len(members)] = len(members), *members
         order = order_passes(slices, edges_between(slices, self._problem.profile.by_name))
-        found.order[0] = len(order)
-        found.order[1 : 1 + len(order)] = [2 * each.slice_index + each.is_backward for each in order]
-        return found
+        schedule.order[0] = len(order)
+        schedule.order[1 : 1 + len(order)] = [2 * pass_.slice_index + pass_.is_backward for pass_ in order]
+        return schedule
 
     def slices_of(self, schedule: Schedule) -> tuple[Slice, ...]:
         """Slices with the times of both passes, in order of start."""
-        places = [place for place, metaop in enumerate(schedule.pieces["metaop"]) if metaop >= 0]
+        places = [place for place, metaop in enumerate(schedule.slices["metaop"]) if metaop >= 0]
         number_of = {place: number for number, place in enumerate(places)}
         order = [
             Pass(number_of[int(current) >> 1], bool(current & 1))
@@ -71,7 +71,7 @@ class Translation:
         return timed(self._problem, [self._slice(schedule, place) for place in places], order)
 
     def _slice(self, schedule: Schedule, place: int) -> Slice:
-        _, first, last, number = map(int, schedule.pieces[place].item())
+        _, first, last, number = map(int, schedule.slices[place].item())
         metaop, point, again, moved, _ = self._options[number]
         return Slice.model_construct(
             metaop=metaop.name,
@@ -87,7 +87,7 @@ class Translation:
             offload=spread_over(first, last, moved),
         )
 
-    def _goes_by_type(self, piece: Slice) -> bool:
+    def _goes_by_type(self, slice_: Slice) -> bool:
         """Whether a slice's devices are of one type after the other."""
-        types = self._tables.devices["type"][list(piece.devices)]
+        types = self._tables.devices["type"][list(slice_.devices)]
         return bool(np.all(types[:-1] <= types[1:]))
