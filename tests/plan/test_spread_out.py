@@ -48,7 +48,7 @@ def test_a_loss_goes_to_the_devices_that_hold_its_input_and_nothing_moves() -> N
     before = judged(problem, (2, 0, 3, 1), (0,))
     assert before.prediction.iteration_s == pytest.approx(1.010 + 2 * (3 * 10e-6 + 0.015))
     (four, two) = spread._choices(problem, before.slices)
-    assert (four.piece.dp, two.piece.dp) == (4, 2)
+    assert (four.slice_.dp, two.slice_.dp) == (4, 2)
     assert four.saved_s == pytest.approx(2 * (3 * 10e-6 + 0.015) - 0.002)
     assert two.saved_s == pytest.approx(2 * (2 * 10e-6 + 0.010) - 0.001)  # each still takes a quarter
     after = spread_out(problem, before)

@@ -15,7 +15,8 @@ Deterministic: the pairs come from a fixed seed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import mul
 from random import Random
 
@@ -42,8 +43,8 @@ def arrange(
             arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
     arranged = tuple(
-        piece.model_copy(update={"devices": tuple(place[device] for device in piece.devices)})
-        for piece in slices
+        slice_.model_copy(update={"devices": tuple(place[device] for device in slice_.devices)})
+        for slice_ in slices
     )
     return arranged, place
 
@@ -65,6 +66,7 @@ class _Arrangement:
             self.on_node[node].append(device)
         self.unit_of = bound_together(slices, problem.num_devices)
         self._make_groups(traffic)
+        self._make_kinds()
         self._make_neighbours(traffic)
         self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -73,24 +75,27 @@ class _Arrangement:
         num_bytes: dict[tuple[int, ...], int] = {}
         for summed in traffic.sums:
             num_bytes[summed.devices] = num_bytes.get(summed.devices, 0) + summed.num_bytes
-        groups_of: list[list[int]] = [[] for _ in self.place]
+        self.groups_of: list[list[int]] = [[] for _ in self.place]
         self.spread = [[0] * len(self.cluster.node_sizes) for _ in num_bytes]
         for group, devices in enumerate(num_bytes):
             for device in devices:
-                groups_of[device].append(group)
+                self.groups_of[device].append(group)
                 self.spread[group][self.node_of[device]] += 1
         self.num_bytes = list(num_bytes.values())
         most = max(self.cluster.node_sizes)
         self.histogram = [_histogram(spread, most) for spread in self.spread]
         self._known_s: dict[tuple[int, tuple[int, ...], tuple[int, ...]], float] = {}
         self.sum_s = [self._group_s(group) for group in range(len(num_bytes))]
-        kinds = Counter(tuple(groups) for groups in groups_of)
+
+    def _make_kinds(self) -> None:
+        """The kinds of devices, by the groups that they are in, and what the sums of each cost."""
+        kinds = Counter(map(tuple, self.groups_of))
         self.groups_of_kind = list(kinds)
         self.size_of_kind = list(kinds.values())
         number = {groups: kind for kind, groups in enumerate(kinds)}
-        self.kind_of = [number[tuple(groups)] for groups in groups_of]
+        self.kind_of = [number[tuple(groups)] for groups in self.groups_of]
         self.kinds_with = [
-            [k for k, groups in enumerate(kinds) if g in groups] for g in range(len(num_bytes))
+            [k for k, groups in enumerate(kinds) if g in groups] for g in range(len(self.num_bytes))
         ]
         self.kind_s = [sum(self.sum_s[group] for group in groups) for groups in kinds]
         self.cost_s = self._cost_s(self.kind_s)
@@ -152,21 +157,16 @@ class _Arrangement:
         """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
         if not pairs:
             return
-        moved = [device for pair in pairs for device in pair]
-        has_neighbours = any(self.neighbours[device] for device in moved)
+        has_neighbours = any(self.neighbours[device] for device in chain.from_iterable(pairs))
         moves = self._moves(pairs)
         if not (has_neighbours or moves):
             return  # that changes no sum and no message
         node_a, node_b = self.lies_on[pairs[0][0]], self.lies_on[pairs[0][1]]
+        changed_s = self._changed_s(moves, node_a, node_b)
         kind_s, cost_s = self.kind_s, self.cost_s
-        changed_s: list[tuple[int, float]] = []
         if moves:
             kind_s = list(self.kind_s)
-            for group, count in moves.items():
-                self._move(group, node_a, node_b, count)
-                group_s = self._group_s(group)
-                self._move(group, node_b, node_a, count)
-                changed_s.append((group, group_s))
+            for group, group_s in changed_s.items():
                 for kind in self.kinds_with[group]:
                     kind_s[kind] += group_s - self.sum_s[group]
             cost_s = self._cost_s(kind_s)
@@ -175,11 +175,19 @@ class _Arrangement:
             before_s, after_s = self._between_s(pairs, node_a, node_b)
         if cost_s + after_s < self.cost_s + before_s - 1e-9 * self.cost_s:
             self.kind_s, self.cost_s = kind_s, cost_s
-            for group, group_s in changed_s:
+            for group, group_s in changed_s.items():
                 self.sum_s[group] = group_s
-            for group, count in moves.items():
-                self._move(group, node_a, node_b, count)
+                self._move(group, node_a, node_b, moves[group])
             self._swap(pairs, node_a, node_b)
+
+    def _changed_s(self, moves: Mapping[int, int], node_a: int, node_b: int) -> dict[int, float]:
+        """Seconds of the sums of groups, if so many devices of each went from one node to another."""
+        changed_s: dict[int, float] = {}
+        for group, count in moves.items():
+            self._move(group, node_a, node_b, count)
+            changed_s[group] = self._group_s(group)
+            self._move(group, node_b, node_a, count)
+        return changed_s
 
     def _moves(self, pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
         """How many devices more of each group an exchange brings from the node of each pair's first device to
@@ -252,11 +260,11 @@ class _Arrangement:
         before_s = after_s = 0.0
         for device, then in goes_to.items():
             now = lies_on[device]
-            for other, seconds in neighbours[device]:
-                is_on = lies_on[other]
+            for neighbour, seconds in neighbours[device]:
+                is_on = lies_on[neighbour]
                 if is_on != now:
                     before_s += seconds
-                if goes_to.get(other, is_on) != then:
+                if goes_to.get(neighbour, is_on) != then:
                     after_s += seconds
         return before_s, after_s
 
@@ -274,11 +282,11 @@ def bound_together(slices: Sequence[Slice], num_devices: int) -> list[tuple[int,
     tensor-parallel group with, and those that these share one with.
     """
     unit_of: list[tuple[int, ...]] = [(device,) for device in range(num_devices)]
-    for piece in slices:
-        for first in range(0, len(piece.devices) if piece.tp > 1 else 0, piece.tp):
-            members = piece.devices[first : first + piece.tp]
+    for slice_ in slices:
+        for first in range(0, len(slice_.devices) if slice_.tp > 1 else 0, slice_.tp):
+            members = slice_.devices[first : first + slice_.tp]
             if any(unit_of[device] != unit_of[members[0]] for device in members):
-                joined = tuple(sorted({other for device in members for other in unit_of[device]}))
+                joined = tuple(sorted({member for device in members for member in unit_of[device]}))
                 for device in joined:
                     unit_of[device] = joined
     return unit_of

@@ -1,7 +1,7 @@
-"""When each device comes free while a schedule's pieces are placed, and whom a piece may take.
+"""When each device comes free while a schedule's pieces are placed, and whom a slice may take.
 
 A schedule counts devices; which of them are free together it does not know. A tensor-parallel group needs
-devices of one node, and those that are free may lie on several: the piece then waits until whole groups are
+devices of one node, and those that are free may lie on several: the slice then waits until whole groups are
 free, and all that comes after it is late too. `exact_slices` works out the times that follow.
 """
 
@@ -18,49 +18,49 @@ from spindle_cli.plan.schedule import Draft, UnplacedSlice
 class Calendar:
     """Until when each device is taken."""
 
-    def __init__(self, problem: Problem, draft: Draft) -> None:
+    def __init__(self, problem: Problem, candidate: Draft) -> None:
         self._problem = problem
         self._cluster = problem.cluster
         self._free_s = [0.0] * problem.num_devices
-        self._end_s = [0.0] * len(problem.nodes)  # of each node's latest piece
-        self._eps_s = 1e-9 * draft.end_s
-        self._is_late = False  # whether a piece has had to wait, so that others may have to
+        self._end_s = [0.0] * len(problem.nodes)  # of each node's latest slice
+        self._eps_s = 1e-9 * candidate.end_s
+        self._is_late = False  # whether a slice has had to wait, so that others may have to
 
-    def available(self, piece: UnplacedSlice, with_room: Callable[[Sequence[int]], list[int]]) -> list[int]:
-        """Devices from which `piece` can take whole groups, at the first time at which there are enough;
+    def available(self, slice_: UnplacedSlice, with_room: Callable[[Sequence[int]], list[int]]) -> list[int]:
+        """Devices from which `slice` can take whole groups, at the first time at which there are enough;
         fewer than that where no time helps. `with_room` picks out those that have room for it.
         """
-        start_s = self._start_s(piece) + self._eps_s
+        start_s = self._start_s(slice_) + self._eps_s
         free = [device for device, free_s in enumerate(self._free_s) if free_s <= start_s]
-        if not self._is_late and self._has_groups(free, piece):
+        if not self._is_late and self._has_groups(free, slice_):
             return with_room(free)
         roomy = with_room(range(len(self._free_s)))
-        found: list[int] = []
+        available: list[int] = []
         for time_s in sorted({max(start_s, self._free_s[device]) for device in roomy}):
-            found = [device for device in roomy if self._free_s[device] <= time_s]
-            if self._has_groups(found, piece):
+            available = [device for device in roomy if self._free_s[device] <= time_s]
+            if self._has_groups(available, slice_):
                 break
-        return found
+        return available
 
-    def take(self, piece: UnplacedSlice, devices: Sequence[int]) -> None:
-        """Let `piece` run on these devices as soon as all of them are free."""
-        start_s = max(self._start_s(piece), *(self._free_s[device] for device in devices))
-        if start_s > piece.start_s + self._eps_s:
+    def take(self, slice_: UnplacedSlice, devices: Sequence[int]) -> None:
+        """Let `slice` run on these devices as soon as all of them are free."""
+        start_s = max(self._start_s(slice_), *(self._free_s[device] for device in devices))
+        if start_s > slice_.start_s + self._eps_s:
             self._is_late = True
-        end_s = piece.end_s if not self._is_late else start_s + piece.end_s - piece.start_s
-        self._end_s[piece.node] = end_s
+        end_s = slice_.end_s if not self._is_late else start_s + slice_.end_s - slice_.start_s
+        self._end_s[slice_.node] = end_s
         for device in devices:
             self._free_s[device] = end_s
 
-    def _start_s(self, piece: UnplacedSlice) -> float:
-        """When the schedule, or what the piece waits for, lets it start."""
+    def _start_s(self, slice_: UnplacedSlice) -> float:
+        """When the schedule, or what the slice waits for, lets it start."""
         if not self._is_late:
-            return piece.start_s
-        inputs = self._problem.nodes[piece.node].inputs
-        return max(piece.start_s, self._end_s[piece.node], *(self._end_s[i] for i in inputs))
+            return slice_.start_s
+        inputs = self._problem.nodes[slice_.node].inputs
+        return max(slice_.start_s, self._end_s[slice_.node], *(self._end_s[i] for i in inputs))
 
-    def _has_groups(self, devices: Sequence[int], piece: UnplacedSlice) -> bool:
-        return has_groups(devices, piece.point, self._cluster)
+    def _has_groups(self, devices: Sequence[int], slice_: UnplacedSlice) -> bool:
+        return has_groups(devices, slice_.point, self._cluster)
 
 
 def has_groups(devices: Sequence[int], point: Point, cluster: Cluster) -> bool:
@@ -107,8 +107,8 @@ def first_devices(cluster: Cluster, point: Point, among: Sequence[int]) -> tuple
         return whole_groups(among, point.dp, point.tp, cluster.node_of)
     chosen: tuple[int, ...] = ()
     for kind, count in zip(cluster.types, point.counts, strict=True):
-        own = whole_groups(of_type(among, kind, cluster), count // point.tp, point.tp, cluster.node_of)
-        if own is None:
+        groups = whole_groups(of_type(among, kind, cluster), count // point.tp, point.tp, cluster.node_of)
+        if groups is None:
             return None
-        chosen += own
+        chosen += groups
     return chosen

@@ -40,7 +40,7 @@ class CardLoads:
         if not self._by_card:
             return start_s + seconds
         busy = self._busy(devices)
-        for place in range(bisect_right(busy, start_s, key=lambda each: each[1]), len(busy)):
+        for place in range(bisect_right(busy, start_s, key=lambda interval: interval[1]), len(busy)):
             next_s, until_s = busy[place]
             gap_s = next_s - start_s
             if seconds <= gap_s:
@@ -51,17 +51,17 @@ class CardLoads:
 
     def _busy(self, devices: tuple[int, ...]) -> Sequence[tuple[float, float]]:
         """When any of the devices' cards has a message under way; never inside a node."""
-        found = self._of_devices.get(devices)
-        if found is None:
-            found = []
+        busy = self._of_devices.get(devices)
+        if busy is None:
+            busy = []
             if not self._cluster.is_inside_node(devices):
                 cards = {self._cluster.card_of[device] for device in devices}
                 # What many devices send each other at once keeps many cards busy for the same time.
-                times = {each for card in cards for each in self._by_card.get(card, ())}
+                times = {interval for card in cards for interval in self._by_card.get(card, ())}
                 for start_s, end_s in sorted(times):
-                    _add(found, start_s, end_s)
-            self._of_devices[devices] = found
-        return found
+                    _add(busy, start_s, end_s)
+            self._of_devices[devices] = busy
+        return busy
 
 
 def _add(busy: list[tuple[float, float]], start_s: float, end_s: float) -> None:

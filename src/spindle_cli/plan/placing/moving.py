@@ -15,6 +15,6 @@ def moving_s(moves: Iterable[tuple[Layout, Layout, int]], cluster: Cluster) -> f
         moves: from, to, and the bytes of the whole batch.
     """
     over = [handed_over(source, destination, num_bytes, cluster) for source, destination, num_bytes in moves]
-    return busiest_s((send for each in over for send in each.sends), cluster) + sum(
-        each.gather_s for each in over
+    return busiest_s((send for handed in over for send in handed.sends), cluster) + sum(
+        handed.gather_s for handed in over
     )

@@ -74,44 +74,26 @@ class Passes:
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
         self._slices = slices
         self._num_devices = problem.num_devices
-        seconds: dict[tuple[int, bool], float] = {}  # of a message, by bytes and whether inside a node
         self._order = pass_order(traffic.plan, traffic.edges)
-        pairs = ((source, destination) for source, destination, _ in traffic.messages())
-        sides = sides_of(pairs) if problem.cluster.talks_by == "nccl" else {}
-        self._moves = [_move(exchange, problem.cluster, seconds, sides) for exchange in traffic.activations]
-        self._moves += [
-            _move(exchange, problem.cluster, seconds, sides, len(slices)) for exchange in traffic.gradients
-        ]
+        self._moves = _moves(problem, traffic, len(slices))
         self._sent_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
         self._taken_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
         openers = self._openers()
-        self._opener_of = [None if move.is_small else openers[move.taker] for move in self._moves]
+        self._opener_of: list[int | None] = []  # of each move
         for number, move in enumerate(self._moves):
+            self._opener_of.append(None if move.is_small else openers[move.taker])
             self._sent_by[move.sender].append(number)
             self._taken_by[move.taker].append(number)
-        of_ops = [problem.op_s_of(piece) for piece in slices]
-        profile = problem.profile
-        beyond = [
-            problem.beyond.op_s(piece, profile.by_name[piece.metaop], *op_s)
-            for piece, op_s in zip(slices, of_ops, strict=True)
-        ]
-        planned = list(zip(slices, of_ops, beyond, strict=True))
-        forward_s = [piece.num_ops * (op_s[0] + more[0]) for piece, op_s, more in planned]
-        backward_s = [piece.num_ops * (op_s[1] + more[1]) for piece, op_s, more in planned]
-        for index, piece in enumerate(slices):
-            if piece.offload:
-                waits = _stalls(problem, piece)
-                forward_s[index] += waits.forward_s
-                backward_s[index] += waits.backward_s
+        forward_s, backward_s = _passes_s(problem, slices)
         stretches = slice_stretches(
-            profile.processor,
+            problem.profile.processor,
             problem.num_devices,
             slices,
             [sum(both) for both in zip(forward_s, backward_s, strict=True)],
-            profile.by_name,
+            problem.profile.by_name,
             traffic.messages(),
             traffic.collectives,
-            profile.accumulate,
+            problem.profile.accumulate,
         )
         for sent, passes_s in ((traffic.activations, forward_s), (traffic.gradients, backward_s)):
             for exchange in sent:
@@ -132,7 +114,9 @@ class Passes:
             this = index + len(self._slices) * is_backward
             place_of[this] = place
             first = {
-                own[opened_at(len(own))] for device in self._slices[index].devices if (own := run_on[device])
+                passes[opened_at(len(passes))]
+                for device in self._slices[index].devices
+                if (passes := run_on[device])
             }
             openers[this] = max(first, key=place_of.__getitem__, default=None)
             for device in self._slices[index].devices:
@@ -155,53 +139,121 @@ class Passes:
         self, forward_s: Sequence[float], backward_s: Sequence[float], not_before_s: Mapping[int, float]
     ) -> BothPasses:
         count = len(self._slices)
-        free_s = [0.0] * self._num_devices
-        start_s, end_s = [0.0] * (2 * count), [0.0] * (2 * count)  # forward passes, then backward ones
-        arrived_s = [0.0] * len(self._moves)
-        sent_s = [0.0] * len(self._moves)
-        has_begun = [False] * (2 * count)
-        held_back: dict[int, list[int]] = {}  # moves that have been computed, by the pass that they wait for
-        waiting: list[tuple[float, int]] = []  # heap of (can be sent at, move)
-        ways = _Ways({}, [])
+        run = _Run.of(2 * count, len(self._moves), self._num_devices)
         forward_ended_s = 0.0
         for index, is_backward in self._order:
             this = index + count * is_backward
-            last_s = max((sent_s[number] for number in self._taken_by[this]), default=-1.0)
-            while waiting and waiting[0][0] <= last_s:
-                ready_s, number = heapq.heappop(waiting)
-                arrived_s[number] = _arrive(self._moves[number], ready_s, ways)
-            there_s = [free_s[device] for device in self._slices[index].devices]
-            there_s += [arrived_s[number] for number in self._taken_by[this]]
+            devices = self._slices[index].devices
+            self._send_until(max((run.sent_s[number] for number in self._taken_by[this]), default=-1.0), run)
+            there_s = [run.free_s[device] for device in devices]
+            there_s += [run.arrived_s[number] for number in self._taken_by[this]]
             earliest_s = 0.0 if is_backward else not_before_s.get(index, 0.0)
-            start_s[this] = max(earliest_s, *there_s)
-            end_s[this] = start_s[this] + (backward_s if is_backward else forward_s)[index]
+            run.start_s[this] = max(earliest_s, *there_s)
+            run.end_s[this] = run.start_s[this] + (backward_s if is_backward else forward_s)[index]
             if not is_backward:
-                forward_ended_s = max(forward_ended_s, end_s[this])
-            for device in self._slices[index].devices:
-                free_s[device] = end_s[this]
-            has_begun[this] = True
-            for number in held_back.pop(this, ()):
-                sent_s[number] = max(sent_s[number], start_s[this])
-                heapq.heappush(waiting, (sent_s[number], number))
-            for number in self._sent_by[this]:
-                sent_s[number] = end_s[this]
-                opener = self._opener_of[number]
-                if opener is not None and not has_begun[opener]:
-                    held_back.setdefault(opener, []).append(number)
-                    continue
-                if opener is not None:
-                    sent_s[number] = max(sent_s[number], start_s[opener])
-                heapq.heappush(waiting, (sent_s[number], number))
-        backward = Times(start_s[count:], end_s[count:], free_s)
-        return BothPasses(start_s[:count], forward_ended_s, backward, ways.on_cards)
+                forward_ended_s = max(forward_ended_s, run.end_s[this])
+            for device in devices:
+                run.free_s[device] = run.end_s[this]
+            self._send_from(this, run)
+        backward = Times(run.start_s[count:], run.end_s[count:], run.free_s)
+        return BothPasses(run.start_s[:count], forward_ended_s, backward, run.ways.on_cards)
+
+    def _send_until(self, last_s: float, run: _Run) -> None:
+        """Send what can be sent by some time, what can be sent first before the others."""
+        while run.waiting and run.waiting[0][0] <= last_s:
+            ready_s, number = heapq.heappop(run.waiting)
+            run.arrived_s[number] = _arrive(self._moves[number], ready_s, run.ways)
+
+    def _send_from(self, this: int, run: _Run) -> None:
+        """Let what has been held back for the start of a pass wait to be sent, and what the pass has made, or
+        hold that back for the start of another one.
+        """
+        run.has_begun[this] = True
+        for number in run.held_back.pop(this, ()):
+            run.sent_s[number] = max(run.sent_s[number], run.start_s[this])
+            heapq.heappush(run.waiting, (run.sent_s[number], number))
+        for number in self._sent_by[this]:
+            run.sent_s[number] = run.end_s[this]
+            opener = self._opener_of[number]
+            if opener is not None and not run.has_begun[opener]:
+                run.held_back.setdefault(opener, []).append(number)
+                continue
+            if opener is not None:
+                run.sent_s[number] = max(run.sent_s[number], run.start_s[opener])
+            heapq.heappush(run.waiting, (run.sent_s[number], number))
 
 
-def _stalls(problem: Problem, piece: Slice) -> Stalls:
+@dataclass(frozen=True)
+class _Run:
+    """A run of both passes under way.
+
+    Attributes:
+        start_s, end_s: of passes, the forward ones first.
+        free_s: when each device is free.
+        arrived_s, sent_s: of moves.
+        has_begun: of passes.
+        held_back: moves that have been computed, by the pass that they wait for.
+        waiting: a heap of (can be sent at, move).
+        ways: when each is free.
+    """
+
+    start_s: list[float]
+    end_s: list[float]
+    free_s: list[float]
+    arrived_s: list[float]
+    sent_s: list[float]
+    has_begun: list[bool]
+    held_back: dict[int, list[int]]
+    waiting: list[tuple[float, int]]
+    ways: _Ways
+
+    @classmethod
+    def of(cls, num_passes: int, num_moves: int, num_devices: int) -> _Run:
+        """The begin of a run."""
+        return cls(
+            start_s=[0.0] * num_passes,
+            end_s=[0.0] * num_passes,
+            free_s=[0.0] * num_devices,
+            arrived_s=[0.0] * num_moves,
+            sent_s=[0.0] * num_moves,
+            has_begun=[False] * num_passes,
+            held_back={},
+            waiting=[],
+            ways=_Ways({}, []),
+        )
+
+
+def _passes_s(problem: Problem, slices: Sequence[Slice]) -> tuple[list[float], list[float]]:
+    """Seconds of each slice's forward pass, and of its backward pass, on devices that do nothing else."""
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    for slice_ in slices:
+        op_s = problem.op_s_of(slice_)
+        more_s = problem.beyond.op_s(slice_, problem.profile.by_name[slice_.metaop], *op_s)
+        waits = _stalls(problem, slice_) if slice_.offload else Stalls()
+        forward_s.append(slice_.num_ops * (op_s[0] + more_s[0]) + waits.forward_s)
+        backward_s.append(slice_.num_ops * (op_s[1] + more_s[1]) + waits.backward_s)
+    return forward_s, backward_s
+
+
+def _moves(problem: Problem, traffic: Traffic, num_slices: int) -> list[_Move]:
+    """All exchanges between passes, those of activations first."""
+    cluster = problem.cluster
+    seconds: dict[tuple[int, bool], float] = {}  # of a message, by bytes and whether inside a node
+    pairs = ((source, destination) for source, destination, _ in traffic.messages())
+    sides = sides_of(pairs) if cluster.talks_by == "nccl" else {}
+    return [
+        *(_move(exchange, cluster, seconds, sides) for exchange in traffic.activations),
+        *(_move(exchange, cluster, seconds, sides, num_slices) for exchange in traffic.gradients),
+    ]
+
+
+def _stalls(problem: Problem, slice_: Slice) -> Stalls:
     """How long a slice's passes wait for copies to host memory and back."""
-    metaop, cluster, point = problem.profile.by_name[piece.metaop], problem.cluster, problem.point_of(piece)
+    metaop, cluster, point = problem.profile.by_name[slice_.metaop], problem.cluster, problem.point_of(slice_)
     again_s = point.again * point.forward_s
     op = OpSeconds(point.forward_s, point.backward_s - again_s)
-    return stalls(piece, metaop, cluster, op, times_of_shares(metaop, piece, cluster))
+    return stalls(slice_, metaop, cluster, op, times_of_shares(metaop, slice_, cluster))
 
 
 class _Ways(NamedTuple):

@@ -1,10 +1,10 @@
-"""Placement: which devices each piece of a schedule gets.
+"""Placement: which devices each slice of a schedule gets.
 
 Pieces are placed in order of start, among the devices that are free then; any of them keeps the schedule
 (`calendar.py` has the exception). A device is worth the seconds that it saves: rows of the inputs and
 parameters that it already holds, at the speed of the link that they would take otherwise. Devices of one node
-are taken together; a piece takes the node where it is worth most, and of equals the one that it fills best.
-Of each node it takes whole tensor-parallel groups. Devices without room for a piece are left out.
+are taken together; a slice takes the node where it is worth most, and of equals the one that it fills best.
+Of each node it takes whole tensor-parallel groups. Devices without room for a slice are left out.
 """
 
 from __future__ import annotations
@@ -41,47 +41,47 @@ BALANCED = PlacementWeights(parameters=1.0, balance=1.0)
 
 
 class DoesNotFitError(Exception):
-    """A piece finds too few devices with room; `piece` is the one."""
+    """A slice finds too few devices with room; `slice` is the one."""
 
-    def __init__(self, piece: UnplacedSlice, room: int) -> None:
-        super().__init__(f"{piece}: room on {room} devices only")
-        self.piece = piece
+    def __init__(self, slice_: UnplacedSlice, room: int) -> None:
+        super().__init__(f"{slice_}: room on {room} devices only")
+        self.slice_ = slice_
         self.room = room
 
 
 def place(
     problem: Problem,
-    draft: Draft,
+    candidate: Draft,
     weights: PlacementWeights,
     *,
     one_part_at_once: bool = False,
 ) -> Placed:
-    """Devices for every piece, in the order in which they hold its batch's shares.
+    """Devices for every slice, in the order in which they hold its batch's shares.
 
     Args:
         one_part_at_once: devices are to run each part of the MetaGraph forward and backward before the next.
 
     Raises:
-        DoesNotFitError: a piece finds no room on enough of the devices that are free when it can start.
+        DoesNotFitError: a slice finds no room on enough of the devices that are free when it can start.
     """
     capacities = list(problem.cluster.usable_bytes)
     usage = Usage(capacities, one_part_at_once=one_part_at_once)
-    placing = _Placing(problem, draft, weights, usage)
-    devices = tuple(placing.place(piece) for piece in draft.pieces)
-    return Placed(draft, devices)
+    placing = _Placing(problem, candidate, weights, usage)
+    devices = tuple(placing.place(slice_) for slice_ in candidate.pieces)
+    return Placed(candidate, devices)
 
 
-def place_in_sequence(problem: Problem, draft: Draft) -> Placed:
-    """The lowest free devices for every piece, wherever its inputs are: what locality is compared with."""
-    calendar = Calendar(problem, draft)
+def place_in_sequence(problem: Problem, candidate: Draft) -> Placed:
+    """The lowest free devices for every slice, wherever its inputs are: what locality is compared with."""
+    calendar = Calendar(problem, candidate)
     placed: list[tuple[int, ...]] = []
-    for piece in draft.pieces:
-        free = calendar.available(piece, list)
-        chosen = whole_groups(free, piece.point.dp, piece.point.tp, problem.cluster.node_of)
+    for slice_ in candidate.pieces:
+        free = calendar.available(slice_, list)
+        chosen = whole_groups(free, slice_.point.dp, slice_.point.tp, problem.cluster.node_of)
         assert chosen is not None, "a point of the problem has its groups where all devices are free"
-        calendar.take(piece, chosen)
+        calendar.take(slice_, chosen)
         placed.append(chosen)
-    return Placed(draft, tuple(placed))
+    return Placed(candidate, tuple(placed))
 
 
 @dataclass(frozen=True)
@@ -95,30 +95,30 @@ class _Rows:
 class _Placing:
     """A placement under way."""
 
-    def __init__(self, problem: Problem, draft: Draft, weights: PlacementWeights, usage: Usage) -> None:
+    def __init__(self, problem: Problem, candidate: Draft, weights: PlacementWeights, usage: Usage) -> None:
         self.problem = problem
         self.cluster: Cluster = problem.cluster
         self.weights = weights
         self.usage = usage
-        self.calendar = Calendar(problem, draft)
-        self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
+        self.calendar = Calendar(problem, candidate)
+        self.outputs: dict[int, _Rows] = {}  # node -> its latest slice's output
         # Bytes that an inter-node link moves while a link inside a node moves one.
         links = problem.cluster.links
         self.node_share = links.inter_node.bandwidth_bytes_per_s / links.intra_node.bandwidth_bytes_per_s
 
-    def place(self, piece: UnplacedSlice) -> tuple[int, ...]:
-        footprint = Footprint(self.problem, piece)
-        free = self.calendar.available(piece, partial(self._with_room, footprint))
-        if not has_groups(free, piece.point, self.cluster):
-            raise DoesNotFitError(piece, len(free))
-        sources = self._sources(piece)
+    def place(self, slice_: UnplacedSlice) -> tuple[int, ...]:
+        footprint = Footprint(self.problem, slice_)
+        free = self.calendar.available(slice_, partial(self._with_room, footprint))
+        if not has_groups(free, slice_.point, self.cluster):
+            raise DoesNotFitError(slice_, len(free))
+        sources = self._sources(slice_)
         value = {d: self._value(d, sources, footprint) for d in free}
         ordered: tuple[int, ...] = ()
-        for members, num_devices in self._parts(free, piece.point):
-            chosen = self._choose(members, num_devices, piece.point.tp, value, sources)
-            dp = num_devices // piece.point.tp
-            ordered += _in_order_of_rows(chosen, dp, piece.point.tp, sources, self.cluster.node_of)
-        self._record(piece, ordered, footprint)
+        for members, num_devices in self._parts(free, slice_.point):
+            chosen = self._choose(members, num_devices, slice_.point.tp, value, sources)
+            dp = num_devices // slice_.point.tp
+            ordered += _in_order_of_rows(chosen, dp, slice_.point.tp, sources, self.cluster.node_of)
+        self._record(slice_, ordered, footprint)
         return ordered
 
     def _parts(self, free: Sequence[int], point: Point) -> Iterator[tuple[Sequence[int], int]]:
@@ -133,19 +133,19 @@ class _Placing:
     def _with_room(self, footprint: Footprint, devices: Sequence[int]) -> list[int]:
         return [device for device in devices if self.usage.fits(device, footprint)]
 
-    def _sources(self, piece: UnplacedSlice) -> list[_Rows]:
-        """What the piece takes in: from its MetaOp's piece before it, or from the MetaOp's inputs."""
-        node = self.problem.nodes[piece.node]
+    def _sources(self, slice_: UnplacedSlice) -> list[_Rows]:
+        """What the slice takes in: from its MetaOp's slice before it, or from the MetaOp's inputs."""
+        node = self.problem.nodes[slice_.node]
         producers = self.problem.producers[node.metaop.name]
-        if piece.first == 0:
+        if slice_.first == 0:
             return [self.outputs[j] for j in producers]
-        before = piece.node if piece.first > node.first_op or node.continues is None else node.continues
+        before = slice_.node if slice_.first > node.first_op or node.continues is None else node.continues
         every_op = set(node.metaop.inputs_of_every_op)
         taken = [self.outputs[j] for j in producers if self.problem.nodes[j].metaop.name in every_op]
         return [_Rows(self.outputs[before].held, inner_bytes(node.metaop)), *taken]
 
     def _value(self, device: int, sources: Sequence[_Rows], footprint: Footprint) -> float:
-        """Bytes that need not move or be held twice if the device runs the piece."""
+        """Bytes that need not move or be held twice if the device runs the slice."""
         value = self.weights.parameters * self.usage.shared_bytes(device, footprint)
         if self.weights.balance:
             value -= self.weights.balance * self.usage.after(device, footprint)
@@ -177,10 +177,10 @@ class _Placing:
             devices = by_node[node]
             usable = len(devices) // tp * tp
             enough = usable >= missing
-            own = sum(value[d] for d in devices[: min(missing, usable)])
+            held_value = sum(value[d] for d in devices[: min(missing, usable)])
             nearby = near.get(node, 0.0) * (1 - self.node_share)
             # A node that holds all that is missing first; then by worth; then the tightest (or fullest) fit.
-            return enough, own + nearby, -len(devices) if enough else usable, -node
+            return enough, held_value + nearby, -len(devices) if enough else usable, -node
 
         chosen: list[int] = []
         most = max(len(devices) for devices in by_node.values()) // tp * tp
@@ -202,12 +202,12 @@ class _Placing:
                 near[node] = near.get(node, 0.0) + rows.num_bytes * (last - first)
         return near
 
-    def _record(self, piece: UnplacedSlice, devices: tuple[int, ...], footprint: Footprint) -> None:
-        dp, tp = piece.point.dp, piece.point.tp
-        rows = piece.point.rows or range(dp + 1)
+    def _record(self, slice_: UnplacedSlice, devices: tuple[int, ...], footprint: Footprint) -> None:
+        dp, tp = slice_.point.dp, slice_.point.tp
+        rows = slice_.point.rows or range(dp + 1)
         held = {d: (rows[p // tp] / rows[-1], rows[p // tp + 1] / rows[-1]) for p, d in enumerate(devices)}
-        self.outputs[piece.node] = _Rows(held, self.problem.nodes[piece.node].metaop.output_bytes)
-        self.calendar.take(piece, devices)
+        self.outputs[slice_.node] = _Rows(held, self.problem.nodes[slice_.node].metaop.output_bytes)
+        self.calendar.take(slice_, devices)
         self.usage.add(devices, footprint)
 
 

@@ -86,8 +86,8 @@ def predict(
         with_step_s = max(with_sums_s, *updated_s(traffic.groups, passed_s, sums_s, steps_s, together.kinds))
     else:
         products = products_s(traffic.groups, problem.num_devices)
-        each = zip(ready_s, steps_s, products, strict=True)
-        with_step_s = max(with_sums_s, *(ready + (step + own) for ready, step, own in each))
+        device_steps = zip(ready_s, steps_s, products, strict=True)
+        with_step_s = max(with_sums_s, *(ready + (step + product) for ready, step, product in device_steps))
     added_s = first_s - plain_s + with_sums_s - last_s
     moved_s = max(compute_s, min(plain_s, passes.without_processor_s())) if passes.is_stretched else plain_s
     accounted_s = plain_s + (added_s + with_step_s - with_sums_s) / batches
@@ -126,32 +126,33 @@ class _Collectives:
         self._cluster = problem.cluster
         self._slices = slices
         self._groups = traffic.groups
-        summed_in: dict[tuple[int, ...], set[int]] = {}
-        for group in traffic.groups:
-            if group.sharding.is_by_pass:
-                summed_in.setdefault(group.devices, set()).update(group.slices)
-        self._summed_in = summed_in  # by devices, the slices in whose passes they sum gradients
-        by_pass = {index for indices in summed_in.values() for index in indices}
+        self._summed_in = _summed_in_passes(traffic.groups)
+        by_pass = {index for indices in self._summed_in.values() for index in indices}
         self._has_room = [
             layout.tp == 1 and not layout.sums_shares and index not in by_pass
             for index, layout in enumerate(traffic.layouts)
         ]
         self._run_by: list[list[int]] = [[] for _ in range(problem.num_devices)]
-        for index, piece in enumerate(slices):
-            for device in piece.devices:
+        for index, slice_ in enumerate(slices):
+            for device in slice_.devices:
                 self._run_by[device].append(index)
-        of_kind: dict[Collective, list[Together]] = {kind: [] for kind in Collective}
-        for each in traffic.collectives:
-            of_kind[each.kind].append(each)
-        self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
-        self.has_gathers = bool(of_kind[Collective.GATHER])
-        self._number_kinds([each for each in traffic.collectives if each.kind in _OF_SOME])
+        self._of_kind: Mapping[Collective, Sequence[Together]] = {
+            kind: [collective for collective in traffic.collectives if collective.kind is kind]
+            for kind in Collective
+        }
+        self.has_gathers = bool(self._of_kind[Collective.GATHER])
+        self._number_kinds(
+            dict.fromkeys(
+                collective.devices for collective in traffic.collectives if collective.kind in _OF_SOME
+            )
+        )
         self._known_s: dict[tuple[int, Spread, int, tuple[int, ...], bool], float] = {}
         self._spread: dict[tuple[int, ...], Spread] = {}
 
-    def _number_kinds(self, sums: Iterable[Together]) -> None:
+    def _number_kinds(self, sets_of_devices: Iterable[tuple[int, ...]]) -> None:
+        """Number the kinds of devices, by the sets in which they take part in collectives."""
         taking_part: list[list[int]] = [[] for _ in range(self._cluster.num_devices)]
-        of_devices = {each: number for number, each in enumerate(dict.fromkeys(s.devices for s in sums))}
+        of_devices = {devices: number for number, devices in enumerate(sets_of_devices)}
         for devices, number in of_devices.items():
             for device in devices:
                 taking_part[device].append(number)
@@ -215,11 +216,11 @@ class _Collectives:
         """
         free = _Free(list(gathers_s), CardLoads(last.on_cards, self._cluster))
         in_order = self._in_order(last.backward, self._of_kind[Collective.SUM])
-        end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free)}
+        end_of = {collective.group: end_s for collective, end_s in self._side_by_side(in_order, free)}
         sums_s: list[SumEnd] = []
-        for _, each in in_order:
-            assert each.group is not None, "a sum is of a group"
-            sums_s.append(SumEnd(self._groups[each.group], end_of[each.group]))
+        for _, collective in in_order:
+            assert collective.group is not None, "a sum is of a group"
+            sums_s.append(SumEnd(self._groups[collective.group], end_of[collective.group]))
         for flags in self._of_kind[Collective.FLAGS]:
             summed_in = self._summed_in.get(flags.devices, ())
             self._take(flags, max((last.backward.end_s[index] for index in summed_in), default=0.0), free)
@@ -237,20 +238,20 @@ class _Collectives:
             free: set anew.
         """
         queues: dict[tuple[int, ...], deque[tuple[float, Together]]] = {}
-        for ready_s, each in in_order:
-            queues.setdefault(each.devices, deque()).append((ready_s, each))
+        for ready_s, collective in in_order:
+            queues.setdefault(collective.devices, deque()).append((ready_s, collective))
         # A heap. Of each: when its first could start as far as known, no later than it can; the time taken.
         first = [(0.0, 0.0, number, queue) for number, queue in enumerate(queues.values())]
         while first:
             start_s, taken_s, number, queue = first[0]
-            ready_s, each = queue[0]
-            earliest_s = self._start_s(each, ready_s, free)
+            ready_s, collective = queue[0]
+            earliest_s = self._start_s(collective, ready_s, free)
             if earliest_s > start_s:
                 heapreplace(first, (earliest_s, taken_s, number, queue))
                 continue
-            end_s = self._take(each, ready_s, free)
+            end_s = self._take(collective, ready_s, free)
             queue.popleft()
-            yield each, end_s
+            yield collective, end_s
             if queue:
                 heapreplace(first, (end_s, taken_s + end_s - start_s, number, queue))
             else:
@@ -268,8 +269,8 @@ class _Collectives:
         """
         free = _Free([0.0] * self._num_kinds, CardLoads(plain.on_cards, self._cluster))
         not_before_s: dict[int, float] = {}
-        for each, end_s in self._gathers(self._by_need(plain, forward_s), free):
-            for index, before_s in self._uses(each, forward_s):
+        for collective, end_s in self._gathers(self._by_need(plain, forward_s), free):
+            for index, before_s in self._uses(collective, forward_s):
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
         return not_before_s, free.since_s
 
@@ -278,8 +279,8 @@ class _Collectives:
         those of the same devices, the others side by side.
         """
         if self._cluster.talks_by == "nccl":
-            return ((each, self._take(each, 0.0, free)) for each in by_need)
-        return self._side_by_side(((0.0, each) for each in by_need), free)
+            return ((collective, self._take(collective, 0.0, free)) for collective in by_need)
+        return self._side_by_side(((0.0, collective) for collective in by_need), free)
 
     def _by_need(self, plain: BothPasses, forward_s: Sequence[float]) -> list[Together]:
         """The gathers in the order in which any device comes to need them; of what is needed at once, first
@@ -287,18 +288,18 @@ class _Collectives:
         """
         gathers = self._in_order(plain.backward, self._of_kind[Collective.GATHER][::-1])
 
-        def needed_s(each: Together) -> float:
+        def needed_s(collective: Together) -> float:
             starts_s = plain.forward_starts_s
-            return min(starts_s[index] + before_s for index, before_s in self._uses(each, forward_s))
+            return min(starts_s[index] + before_s for index, before_s in self._uses(collective, forward_s))
 
-        return sorted((each for _, each in reversed(gathers)), key=needed_s)
+        return sorted((collective for _, collective in reversed(gathers)), key=needed_s)
 
-    def _uses(self, each: Together, forward_s: Sequence[float]) -> Iterator[tuple[int, float]]:
+    def _uses(self, collective: Together, forward_s: Sequence[float]) -> Iterator[tuple[int, float]]:
         """For each slice that uses a group, how long after its start it comes to it forward."""
-        assert each.group is not None, "a gather is of a group"
-        for index, op in self._groups[each.group].awaited_ops(self._slices):
-            piece = self._slices[index]
-            yield index, forward_s[index] * (op - piece.ops[0]) / piece.num_ops
+        assert collective.group is not None, "a gather is of a group"
+        for index, op in self._groups[collective.group].awaited_ops(self._slices):
+            slice_ = self._slices[index]
+            yield index, forward_s[index] * (op - slice_.ops[0]) / slice_.num_ops
 
     def _in_order(self, backward: Times, of_groups: Sequence[Together]) -> list[tuple[float, Together]]:
         """Collectives of groups by when these are complete, with that, in the order of the program
@@ -306,25 +307,25 @@ class _Collectives:
         devices inside, it is behind that pass; and where that is the last to add to it, in its order.
         """
         joined_s: dict[tuple[tuple[int, ...], int], float] = {}
-        found: list[tuple[float, float, Together]] = []
-        for each in of_groups:
-            assert each.group is not None, "a sum is of a group"
-            group = self._groups[each.group]
+        timed: list[tuple[float, float, Together]] = []
+        for collective in of_groups:
+            assert collective.group is not None, "a sum is of a group"
+            group = self._groups[collective.group]
             adding = group.slices
             last_s = max(backward.end_s[index] for index in adding)
             # what teams have summed is there when their whole passes are through
-            complete_s = last_s if group.teams else self._complete_s(each, backward)
+            complete_s = last_s if group.teams else self._complete_s(collective, backward)
             time_s = max([complete_s, *self._through_s(adding, complete_s, backward)])
             ready_s = time_s
             if time_s >= last_s:
                 # behind which pass it is complete: of such as end together, that which completes it earlier
                 by_end = zip(adding, group.first_ops, strict=True)
                 _, _, last = max((backward.end_s[index], -op, index) for index, op in by_end)
-                if (each.devices, last) not in joined_s:
-                    joined_s[each.devices, last] = self._joined_s(each.devices, last, backward)
-                ready_s = max(complete_s, joined_s[each.devices, last])
-            found.append((time_s, ready_s, each))
-        return [(ready_s, each) for _, ready_s, each in sorted(found, key=lambda item: item[:2])]
+                if (collective.devices, last) not in joined_s:
+                    joined_s[collective.devices, last] = self._joined_s(collective.devices, last, backward)
+                ready_s = max(complete_s, joined_s[collective.devices, last])
+            timed.append((time_s, ready_s, collective))
+        return [(ready_s, collective) for _, ready_s, collective in sorted(timed, key=lambda item: item[:2])]
 
     def _through_s(self, slices: Iterable[int], time_s: float, backward: Times) -> Iterator[float]:
         """When slices are through that have no room for sums inside and begin backward before a time."""
@@ -340,45 +341,60 @@ class _Collectives:
         """
         latest_s, last_s = 0.0, backward.end_s[last]
         for device in devices:
-            own = [index for index in self._run_by[device] if backward.end_s[index] <= last_s]
-            if own:
-                index = max(own, key=backward.end_s.__getitem__)
+            run_before = [index for index in self._run_by[device] if backward.end_s[index] <= last_s]
+            if run_before:
+                index = max(run_before, key=backward.end_s.__getitem__)
                 start_s, end_s = backward.start_s[index], backward.end_s[index]
                 if self._has_room[index] or index == last:
                     end_s = start_s + (end_s - start_s) / self._slices[index].num_ops
                 latest_s = max(latest_s, end_s)
         return latest_s
 
-    def _complete_s(self, each: Together, backward: Times) -> float:
+    def _complete_s(self, collective: Together, backward: Times) -> float:
         """When each of the slices has run its op backward; a slice runs its last op first."""
-        assert each.group is not None, "a sum is of a group"
-        group = self._groups[each.group]
+        assert collective.group is not None, "a sum is of a group"
+        group = self._groups[collective.group]
         latest_s = 0.0
         for index, op in zip(group.slices, group.first_ops, strict=True):
-            piece = self._slices[index]
+            slice_ = self._slices[index]
             start_s, end_s = backward.start_s[index], backward.end_s[index]
-            latest_s = max(latest_s, start_s + (end_s - start_s) * (piece.ops[1] - op) / piece.num_ops)
+            latest_s = max(latest_s, start_s + (end_s - start_s) * (slice_.ops[1] - op) / slice_.num_ops)
         return latest_s
 
-    def _seconds(self, each: Together) -> float:
-        if each.devices not in self._spread:
-            self._spread[each.devices] = per_node(each.devices, self._cluster)
-        key = (each.num_bytes, self._spread[each.devices], each.rounds, each.weights, each.by_node)
+    def _seconds(self, collective: Together) -> float:
+        if collective.devices not in self._spread:
+            self._spread[collective.devices] = per_node(collective.devices, self._cluster)
+        key = (
+            collective.num_bytes,
+            self._spread[collective.devices],
+            collective.rounds,
+            collective.weights,
+            collective.by_node,
+        )
         if key not in self._known_s:
-            self._known_s[key] = together_s(each, key[1], self._cluster)
+            self._known_s[key] = together_s(collective, key[1], self._cluster)
         return self._known_s[key]
 
-    def _take(self, each: Together, ready_s: float, free: _Free) -> float:
+    def _take(self, collective: Together, ready_s: float, free: _Free) -> float:
         """Let devices sum or gather as soon as all are free; when that ends."""
-        start_s = self._start_s(each, ready_s, free)
-        end_s = free.loads.end_s(each.devices, start_s, self._seconds(each))
-        for kind in self.kinds.taking_part[each.devices]:
+        start_s = self._start_s(collective, ready_s, free)
+        end_s = free.loads.end_s(collective.devices, start_s, self._seconds(collective))
+        for kind in self.kinds.taking_part[collective.devices]:
             free.since_s[kind] = end_s
         return end_s
 
-    def _start_s(self, each: Together, ready_s: float, free: _Free) -> float:
+    def _start_s(self, collective: Together, ready_s: float, free: _Free) -> float:
         """When all of some devices are free for a sum or gather."""
-        return max(ready_s, max(free.since_s[kind] for kind in self.kinds.taking_part[each.devices]))
+        return max(ready_s, max(free.since_s[kind] for kind in self.kinds.taking_part[collective.devices]))
+
+
+def _summed_in_passes(groups: Iterable[ParameterGroup]) -> dict[tuple[int, ...], set[int]]:
+    """The slices in whose passes gradients are summed, by the devices that sum them."""
+    summed_in: dict[tuple[int, ...], set[int]] = {}
+    for group in groups:
+        if group.sharding.is_by_pass:
+            summed_in.setdefault(group.devices, set()).update(group.slices)
+    return summed_in
 
 
 class SumEnd(NamedTuple):
@@ -417,23 +433,23 @@ def updated_s(
         steps_s: of each device, what the optimizer's step takes without the products of gathered factors.
         kinds: of devices that take part in the same sums.
     """
-    own = own_bytes(groups)
+    unshared = own_bytes(groups)
     sums_of: dict[int, list[SumEnd]] = {}
-    for each in sums_s:
-        for kind in kinds.taking_part[each.group.devices] if each.group.is_trained else ():
-            sums_of.setdefault(kind, []).append(each)
-    known: dict[tuple[int, int, float, float], float] = {}  # of devices that do the same
-    found: list[float] = []
+    for sum_end in sums_s:
+        for kind in kinds.taking_part[sum_end.group.devices] if sum_end.group.is_trained else ():
+            sums_of.setdefault(kind, []).append(sum_end)
+    seen: dict[tuple[int, int, float, float], float] = {}  # of devices that do the same
+    seconds: list[float] = []
     for device, (at_s, step_s) in enumerate(zip(passed_s, steps_s, strict=True)):
-        key = (kinds.of_device[device], own.get(device, 0), at_s, step_s)
-        if key not in known:
-            known[key] = _updated_s(key[1], sums_of.get(key[0], ()), at_s, step_s)
-        found.append(known[key])
-    return found
+        key = (kinds.of_device[device], unshared.get(device, 0), at_s, step_s)
+        if key not in seen:
+            seen[key] = _updated_s(key[1], sums_of.get(key[0], ()), at_s, step_s)
+        seconds.append(seen[key])
+    return seconds
 
 
-def _updated_s(own: int, sums_s: Sequence[SumEnd], at_s: float, step_s: float) -> float:
+def _updated_s(num_bytes: int, sums_s: Sequence[SumEnd], at_s: float, step_s: float) -> float:
     end_of = {group.index: end_s for group, end_s in sums_s}
-    for part in update_parts(own, [group for group, _ in sums_s]):
+    for part in update_parts(num_bytes, [group for group, _ in sums_s]):
         at_s = max([at_s, *(end_of[index] for index in part.groups)]) + part.seconds(step_s)
     return at_s

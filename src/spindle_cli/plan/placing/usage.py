@@ -1,4 +1,4 @@
-"""What each device holds while pieces are placed: account/device_memory.py's account, one piece at a time."""
+"""What each device holds while pieces are placed: account/device_memory.py's account, one slice at a time."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ Block = tuple[str, int, int]  # parameters key, block, degree of tensor parallel
 
 
 class Footprint:
-    """What a piece adds to each of its devices, in bytes.
+    """What a slice adds to each of its devices, in bytes.
 
     Attributes:
-        part: of the MetaGraph that the piece is of, which hangs together with no other.
-        kept: activations and received inputs, until the piece's backward pass.
-        passing: on top while it runs backward; only the largest piece's counts on a device.
+        part: of the MetaGraph that the slice is of, which hangs together with no other.
+        kept: activations and received inputs, until the slice's backward pass.
+        passing: on top while it runs backward; only the largest slice's counts on a device.
         blocks: (identity, bytes with gradients and optimizer state) of each block of parameters; those that a
             device already holds add nothing.
     """
 
     __slots__ = ("_shared", "blocks", "kept", "names", "parameter_bytes", "part", "passing")
 
-    def __init__(self, problem: Problem, piece: UnplacedSlice) -> None:
-        metaop = problem.nodes[piece.node].metaop
-        point = piece.point
+    def __init__(self, problem: Problem, slice_: UnplacedSlice) -> None:
+        metaop = problem.nodes[slice_.node].metaop
+        point = slice_.point
         self.part = problem.part_of[metaop.name]
         largest = ceil(metaop.batch_size / point.dp)
         if point.rows is not None:
             largest = max(last - first for first, last in pairwise(point.rows))
         shares = metaop.batch_size / largest
-        taken = input_bytes(metaop, piece.first, problem.profile.by_name) / shares
+        taken = input_bytes(metaop, slice_.first, problem.profile.by_name) / shares
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
-        ops = (piece.first, piece.last)
+        ops = (slice_.first, slice_.last)
         activations = slice_activation_bytes(
             metaop, ops, shares, point.tp, recompute=point.recompute, selective=point.selective
         )
@@ -69,9 +69,9 @@ class Footprint:
         gathered = shared + 1 - trained if level is Sharding.PARAMETERS else 0.0
         whole = (1 - 1 / owners) * (wide * shared + gathered)
         state = 1 + trained * (wide + per_param) - whole
-        held = [held_param_bytes(metaop, op, point.tp) for op in range(piece.first, piece.last)]
+        held = [held_param_bytes(metaop, op, point.tp) for op in range(slice_.first, slice_.last)]
         self.passing += 2 * whole * max(held)
-        self.blocks = tuple(_blocks(metaop, piece, held, state))
+        self.blocks = tuple(_blocks(metaop, slice_, held, state))
         self.names = frozenset(block for block, _ in self.blocks)
         self.parameter_bytes = sum(num_bytes for _, num_bytes in self.blocks)
         self._shared: dict[frozenset[Block], float] = {}
@@ -86,19 +86,19 @@ class Footprint:
 
 
 def _blocks(
-    metaop: MetaOp, piece: UnplacedSlice, held: Sequence[float], state: float
+    metaop: MetaOp, slice_: UnplacedSlice, held: Sequence[float], state: float
 ) -> Iterator[tuple[Block, float]]:
-    """Each block of a piece's parameters, those that it is tied to once. `held`: bytes of each op's on a
+    """Each block of a slice's parameters, those that it is tied to once. `held`: bytes of each op's on a
     device. `state`: of each of them, with gradients and optimizer state.
     """
-    tp = piece.point.tp
+    tp = slice_.point.tp
     tied: dict[str, float] = {}
-    for op, num_bytes in zip(range(piece.first, piece.last), held, strict=True):
-        for each in metaop.tied:
-            if each.op == op:
-                taken = each.num_bytes / (tp if each.is_split else 1)
+    for op, num_bytes in zip(range(slice_.first, slice_.last), held, strict=True):
+        for entry in metaop.tied:
+            if entry.op == op:
+                taken = entry.num_bytes / (tp if entry.is_split else 1)
                 num_bytes -= taken
-                tied[each.parameter] = max(tied.get(each.parameter, 0.0), taken)
+                tied[entry.parameter] = max(tied.get(entry.parameter, 0.0), taken)
         yield (*parameter_block(metaop, op), tp), max(0.0, num_bytes) * state
     for name, num_bytes in tied.items():
         yield (name, 0, tp), num_bytes * state
@@ -115,7 +115,7 @@ def _above_least(problem: Problem) -> float:
 class Usage:
     """Bytes held by every device so far; an upper estimate where shards of one block overlap.
 
-    Devices that ran the same pieces share one set of blocks, so that what a piece would share with it is
+    Devices that ran the same pieces share one set of blocks, so that what a slice would share with it is
     counted once.
     """
 
@@ -136,17 +136,17 @@ class Usage:
         return footprint.shared_bytes(self._blocks[device])
 
     def after(self, device: int, footprint: Footprint) -> float:
-        """Bytes on the device if it ran the piece too."""
+        """Bytes on the device if it ran the slice too."""
         added = footprint.parameter_bytes - self.shared_bytes(device, footprint)
         added += max(0.0, self._part_with(device, footprint) - self._fullest[device])
         return self._kept[device] + added + max(self._passing[device], footprint.passing)
 
     def fits(self, device: int, footprint: Footprint) -> bool:
-        """Whether the device has room for the piece."""
+        """Whether the device has room for the slice."""
         return self.after(device, footprint) <= self.capacity_bytes[device]
 
     def add(self, devices: Sequence[int], footprint: Footprint) -> None:
-        """Let the devices run the piece."""
+        """Let the devices run the slice."""
         joined: dict[frozenset[Block], frozenset[Block]] = {}
         for device in devices:
             held = self._blocks[device]
@@ -162,7 +162,7 @@ class Usage:
             self._blocks[device] = joined[held]
 
     def _part_with(self, device: int, footprint: Footprint) -> float:
-        """What the piece's part keeps with it, where only the fullest counts; else the piece alone."""
+        """What the slice's part keeps with it, where only the fullest counts; else the slice alone."""
         if not self._one_part_at_once:
             return footprint.kept
         return self._of_parts[device].get(footprint.part, 0.0) + footprint.kept

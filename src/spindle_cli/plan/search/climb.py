@@ -221,9 +221,9 @@ def _nudge(guide: Guide, jobs: Ints, num_jobs: int, random: Ints) -> None:
 
 
 @compiled
-def _replace_nudge(guide: Guide, place: int, other: int) -> None:
+def _replace_nudge(guide: Guide, place: int, source: int) -> None:
     """Write one nudge over another."""
     for column in range(2):
-        guide.nudged[place, column] = guide.nudged[other, column]
+        guide.nudged[place, column] = guide.nudged[source, column]
     for column in range(4):
-        guide.nudges[place, column] = guide.nudges[other, column]
+        guide.nudges[place, column] = guide.nudges[source, column]

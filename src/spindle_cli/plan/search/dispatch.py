@@ -10,7 +10,7 @@ How many it needs follows from the linear program: the seconds that a MetaOp and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.search import prices
 
 Ints = NDArray[np.int64]
@@ -148,57 +148,69 @@ class State(NamedTuple):
 
 def nodes_of(problem: Problem, bound: Bound, *, backwards: bool) -> Nodes:
     """A problem's graph, or that with its edges turned round, and its linear program's seconds."""
-    nodes = problem.nodes
-    message = prices.Message.on(problem.cluster)
-    points = [(node, point) for node in nodes for point in node.points]
-    inputs = [
-        (node, nodes[other]) for node in nodes for other in (node.consumers if backwards else node.inputs)
-    ]
-    consumers = [node.inputs if backwards else node.consumers for node in nodes]
-    steps = [step for rates in problem.rates for step in _steps_up(rates)]
-    ints = np.int64
+    nodes, ints = problem.nodes, np.int64
+    before, behind = [node.inputs for node in nodes], [node.consumers for node in nodes]
+    if backwards:
+        before, behind = behind, before
+    more, wider_s, cost = np.array(
+        [step for rates in problem.rates for step in _steps_up(rates)], np.float64
+    ).T.copy()
+    byte_s, sum_s = _prices_of(problem)
     return Nodes(
         num_ops=np.array([node.num_ops for node in nodes], ints),
-        num_inputs=np.array([len(node.consumers if backwards else node.inputs) for node in nodes], ints),
-        last_first=np.array(problem.order if backwards else tuple(reversed(problem.order)), ints),
-        consumer_from=np.array([0, *accumulate(map(len, consumers))], ints),
-        consumers=np.array([node for some in consumers for node in some], ints),
-        point_from=np.array([0, *accumulate(map(len, problem.rates))], ints),
-        devices=np.array([devices for rates in problem.rates for devices, _ in rates], ints),
-        op_s=np.array([op_s for rates in problem.rates for _, op_s in rates], np.float64),
-        bound_op_s=np.array(
-            [
-                sum(point.op_s * ops for point, ops in allocation) / node.num_ops
-                for node, allocation in zip(nodes, bound.ops, strict=True)
-            ],
-            np.float64,
-        ),
-        input_from=np.array(
-            [0, *accumulate(len(node.consumers if backwards else node.inputs) for node in nodes)], ints
-        ),
-        inputs=np.array([other.index for _, other in inputs], ints),
-        input_bytes=np.array(
-            [
-                prices.edge_bytes(node, other) if backwards else prices.edge_bytes(other, node)
-                for node, other in inputs
-            ],
-            np.float64,
-        ),
+        num_inputs=np.array(list(map(len, before)), ints),
+        last_first=np.array(problem.order if backwards else problem.order[::-1], ints),
+        consumer_from=_begins(behind),
+        consumers=np.array(list(chain.from_iterable(behind)), ints),
+        point_from=_begins(problem.rates),
+        devices=np.array([devices for devices, _ in chain.from_iterable(problem.rates)], ints),
+        op_s=np.array([op_s for _, op_s in chain.from_iterable(problem.rates)], np.float64),
+        bound_op_s=_bound_op_s(problem, bound),
+        input_from=_begins(before),
+        inputs=np.array(list(chain.from_iterable(before)), ints),
+        input_bytes=_input_bytes(nodes, before, backwards=backwards),
         inner_bytes=np.array([float(inner_bytes(node.metaop)) for node in nodes]),
-        byte_s=np.array(
-            [message.seconds_per_byte(inner_bytes(node.metaop), point) for node, point in points]
-        ),
-        sum_s=np.array(
-            [
-                prices.sum_s(problem, node, point) * point.num_devices / problem.num_devices
-                for node, point in points
-            ]
-        ),
-        latency_s=np.array([message.latency_s]),
-        more=np.array([more for more, _, _ in steps]),
-        wider_s=np.array([wider_s for _, wider_s, _ in steps]),
-        cost=np.array([cost for _, _, cost in steps]),
+        byte_s=byte_s,
+        sum_s=sum_s,
+        latency_s=np.array([prices.Message.on(problem.cluster).latency_s]),
+        more=more,
+        wider_s=wider_s,
+        cost=cost,
     )
+
+
+def _begins(lists: Sequence[Sequence[object]]) -> Ints:
+    """Where each of some lists begins in an array of all of them in turn, and where the last one ends."""
+    return np.array([0, *accumulate(map(len, lists))], np.int64)
+
+
+def _bound_op_s(problem: Problem, bound: Bound) -> Floats:
+    """Seconds of an op of each node in the linear program."""
+    seconds = [
+        sum(point.op_s * ops for point, ops in allocation) / node.num_ops
+        for node, allocation in zip(problem.nodes, bound.ops, strict=True)
+    ]
+    return np.array(seconds, np.float64)
+
+
+def _input_bytes(nodes: Sequence[Node], before: Sequence[Sequence[int]], *, backwards: bool) -> Floats:
+    """Bytes that nodes' inputs hand on, node after node. `before`: of each node, those that it takes from."""
+    pairs = [(nodes[index], node) for node, indices in zip(nodes, before, strict=True) for index in indices]
+    return np.array(
+        [prices.edge_bytes(*(pair[::-1] if backwards else pair)) for pair in pairs],
+        np.float64,
+    )
+
+
+def _prices_of(problem: Problem) -> tuple[Floats, Floats]:
+    """`byte_s` and `sum_s` of `Nodes`: what each point takes for a byte of messages, and for sums."""
+    message = prices.Message.on(problem.cluster)
+    points = [(node, point) for node in problem.nodes for point in node.points]
+    byte_s = [message.seconds_per_byte(inner_bytes(node.metaop), point) for node, point in points]
+    sum_s = [
+        prices.sum_s(problem, node, point) * point.num_devices / problem.num_devices for node, point in points
+    ]
+    return np.array(byte_s), np.array(sum_s)
 
 
 def _steps_up(rates: Sequence[tuple[int, float]]) -> list[tuple[float, float, float]]:
@@ -358,8 +370,8 @@ def _lets_pass(state: State, node: int) -> bool:
     """Whether a node that is to wait once can do so now: it has not yet, and something will end."""
     if state.waited[node] == state.num_jobs[node]:
         return False
-    for other in range(len(state.end_s)):
-        if state.end_s[other] < inf:
+    for running in range(len(state.end_s)):
+        if state.end_s[running] < inf:
             state.waited[node] = state.num_jobs[node]
             return True
     return False

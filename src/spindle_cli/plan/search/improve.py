@@ -96,7 +96,7 @@ def _forwards(problem: Problem, trial: Trial) -> tuple[Job, ...]:
     in_order = [(node, point, num_ops) for node, point, num_ops in trial.jobs.tolist()]
     jobs = turned_round(grouped, in_order) if trial.dispatcher.backwards else in_order
     places = [
-        [node.points.index(point) for point in own.points]
-        for node, own in zip(problem.nodes, grouped.nodes, strict=True)
+        [node.points.index(point) for point in grouped_node.points]
+        for node, grouped_node in zip(problem.nodes, grouped.nodes, strict=True)
     ]
     return tuple((node, places[node][point], num_ops) for node, point, num_ops in jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
@@ -56,48 +56,49 @@ class Judged:
     @property
     def is_apart(self) -> bool:
         """Whether forward and backward passes have an order of their own."""
-        return any(piece.backward_s is not None for piece in self.slices)
+        return any(slice_.backward_s is not None for slice_ in self.slices)
 
     def rank(self) -> tuple[float, float, int]:
         """Less is better: the iteration, then the schedule, then the number of slices."""
         return self.prediction.iteration_s, self.prediction.compute_s, len(self.slices)
 
 
-def judge(problem: Problem, draft: Draft) -> Judged | None:
+def judge(problem: Problem, candidate: Draft) -> Judged | None:
     """A draft on the devices that it says itself, or where these have no room, or it says none, on others;
     None if it does not fit their memory.
     """
-    judged: Judged | None
-    if draft.order is not None:
-        return measure(problem, draft.name, slices_in_order(problem, draft, draft.order))
-    if draft.devices is None:
-        judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
+    evaluated: Judged | None
+    if candidate.order is not None:
+        return measure(problem, candidate.name, slices_in_order(problem, candidate, candidate.order))
+    if candidate.devices is None:
+        evaluated = best_placed(problem, candidate, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
-        judged = judge_as_placed(problem, draft)
-    return judged or best_placed(problem, draft, (BALANCED,), 0)
+        evaluated = judge_as_placed(problem, candidate)
+    return evaluated or best_placed(problem, candidate, (BALANCED,), 0)
 
 
-def judge_as_placed(problem: Problem, draft: Draft) -> Judged | None:
+def judge_as_placed(problem: Problem, candidate: Draft) -> Judged | None:
     """A draft on the devices that it says; None if it does not fit their memory."""
-    assert draft.devices is not None, "the draft says its devices"
-    slices = exact_slices(problem, Placed(draft, draft.devices))
-    return measure(problem, draft.name, slices, draft.after)
+    assert candidate.devices is not None, "the draft says its devices"
+    slices = exact_slices(problem, Placed(candidate, candidate.devices))
+    return measure(problem, candidate.name, slices, candidate.after)
 
 
-def slices_in_order(problem: Problem, draft: Draft, order: Sequence[Pass]) -> tuple[Slice, ...]:
+def slices_in_order(problem: Problem, candidate: Draft, order: Sequence[Pass]) -> tuple[Slice, ...]:
     """The slices of a draft that says its devices, its passes in an order of all of them."""
-    assert draft.devices is not None, "a draft that orders passes says its devices"
-    slices = exact_slices(problem, Placed(draft, draft.devices))
-    index_of = {(piece.metaop, piece.ops): index for index, piece in enumerate(slices)}
+    assert candidate.devices is not None, "a draft that orders passes says its devices"
+    slices = exact_slices(problem, Placed(candidate, candidate.devices))
+    index_of = {(slice_.metaop, slice_.ops): index for index, slice_ in enumerate(slices)}
     indices = [
-        index_of[problem.nodes[piece.node].metaop.name, (piece.first, piece.last)] for piece in draft.pieces
+        index_of[problem.nodes[slice_.node].metaop.name, (slice_.first, slice_.last)]
+        for slice_ in candidate.pieces
     ]
-    return timed(problem, slices, [Pass(indices[piece], is_backward) for piece, is_backward in order])
+    return timed(problem, slices, [Pass(indices[index], is_backward) for index, is_backward in order])
 
 
 def best_of(
     problem: Problem,
-    drafts: Sequence[Draft],
+    candidates: Sequence[Draft],
     *,
     with_care: bool = True,
     within_s: float = inf,
@@ -113,42 +114,56 @@ def best_of(
     Args:
         within_s: the iteration of the best plan known.
     """
-    placed = cache(partial(best_placed, problem))  # some guides lead to the same draft
+    placed = cache(partial(best_placed, problem))  # some guides lead to the same candidate
     quick: list[tuple[Judged | None, Draft]] = []
-    for draft in sorted(drafts, key=lambda draft: draft.end_s):
-        if draft.end_s > within_s:
+    for candidate in sorted(candidates, key=lambda candidate: candidate.end_s):
+        if candidate.end_s > within_s:
             break
-        judged = placed(draft, WEIGHTS[:1], QUICK_EXCHANGES)
-        quick.append((judged, draft))
-        if judged is not None:
-            within_s = min(within_s, judged.prediction.iteration_s)
-    tried = [draft for _, draft in quick]
+        evaluated = placed(candidate, WEIGHTS[:1], QUICK_EXCHANGES)
+        quick.append((evaluated, candidate))
+        if evaluated is not None:
+            within_s = min(within_s, evaluated.prediction.iteration_s)
+    tried = [candidate for _, candidate in quick]
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
-    found: list[Judged | None] = [judged for judged, _ in quick]
-    for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
-        if judged is not None and judged.prediction.iteration_s > (1 + care_brings) * within_s:
+    best = [evaluated for evaluated, _ in quick]
+    if with_care:
+        best[:PLACED_WITH_CARE] = _placed_carefully(
+            placed, quick[:PLACED_WITH_CARE], (1 + care_brings) * within_s
+        )
+    return best if any(best) else [placed(candidate, (BALANCED,), 0) for candidate in tried]
+
+
+def _placed_carefully(
+    placed: Callable[[Draft, Sequence[PlacementWeights], int], Judged | None],
+    quick: Sequence[tuple[Judged | None, Draft]],
+    within_s: float,
+) -> list[Judged | None]:
+    """The better of the quick placement and a careful one of each of some candidates, the best first. From
+    the first one on whose quick placement takes longer than `within_s`, they keep that.
+    """
+    best = [evaluated for evaluated, _ in quick]
+    for number, (evaluated, candidate) in enumerate(quick):
+        if evaluated is not None and evaluated.prediction.iteration_s > within_s:
             break
-        careful = placed(draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
-        if careful is not None and (judged is None or careful.rank() < judged.rank()):
-            found[number] = careful
-    if not any(found):
-        found = [placed(draft, (BALANCED,), 0) for draft in tried]
-    return found
+        careful = placed(candidate, WEIGHTS[1:], CAREFUL_EXCHANGES)
+        if careful is not None and (evaluated is None or careful.rank() < evaluated.rank()):
+            best[number] = careful
+    return best
 
 
 def best_placed(
-    problem: Problem, draft: Draft, choices: Sequence[PlacementWeights], exchanges_per_device: int
+    problem: Problem, candidate: Draft, choices: Sequence[PlacementWeights], exchanges_per_device: int
 ) -> Judged | None:
     """The best placement of a draft by some choices, each arranged; None if none fits the devices' memory."""
-    found: list[Judged] = []
-    known: set[tuple[tuple[int, ...], ...]] = set()
+    placements: list[Judged] = []
+    tried: set[tuple[tuple[int, ...], ...]] = set()
     for weights in choices:
-        placed = _place(problem, draft, weights)
+        placed = _place(problem, candidate, weights)
         if placed is None:
             continue
-        if placed.devices in known:
+        if placed.devices in tried:
             continue
-        known.add(placed.devices)
+        tried.add(placed.devices)
         slices = exact_slices(problem, placed)
         memory = _memory_within(problem, slices)
         # Exchanges renumber devices of a type, and change nothing of what each holds.
@@ -158,18 +173,20 @@ def best_placed(
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
             slices, goes_to = arrange(problem, slices, num_exchanges)
             memory = None if memory is None else _renumbered(memory, goes_to, problem.cluster.reserve_bytes)
-        judged = None if memory is None else _measured(problem, draft.name, slices, memory, draft.after)
-        judged = judged or _in_best_groups(problem, draft.name, slices, draft.after)
-        if judged is not None:
-            found.append(judged)
-    return min(found, key=Judged.rank, default=None)
+        evaluated = (
+            None if memory is None else _measured(problem, candidate.name, slices, memory, candidate.after)
+        )
+        evaluated = evaluated or _in_best_groups(problem, candidate.name, slices, candidate.after)
+        if evaluated is not None:
+            placements.append(evaluated)
+    return min(placements, key=Judged.rank, default=None)
 
 
-def _place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed | None:
+def _place(problem: Problem, candidate: Draft, weights: PlacementWeights) -> Placed | None:
     """With room for everything at once, or where there is none for one part of the MetaGraph at a time."""
     for one_part_at_once in (False, True):
         try:
-            return place(problem, draft, weights, one_part_at_once=one_part_at_once)
+            return place(problem, candidate, weights, one_part_at_once=one_part_at_once)
         except DoesNotFitError:
             continue
     return None
@@ -186,22 +203,22 @@ def measure(
     Args:
         after: what the draft says of which slices wait for which.
     """
-    judged = measure_as_they_are(problem, strategy, slices, after)
-    return judged or _in_best_groups(problem, strategy, slices, after)
+    evaluated = measure_as_they_are(problem, strategy, slices, after)
+    return evaluated or _in_best_groups(problem, strategy, slices, after)
 
 
 def _in_best_groups(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None
 ) -> Judged | None:
     """The best of groups of tasks that are run one after the other; None if none fits."""
-    found: Judged | None = None
+    best: Judged | None = None
     for ordered in _in_groups(problem, slices):
         larger = measure_as_they_are(problem, strategy, ordered, after)
         if larger is None:
             break  # a larger group holds more
-        if found is None or larger.rank() < found.rank():
-            found = larger
-    return found
+        if best is None or larger.rank() < best.rank():
+            best = larger
+    return best
 
 
 def _in_groups(problem: Problem, slices: tuple[Slice, ...]) -> Iterator[tuple[Slice, ...]]:
@@ -234,11 +251,11 @@ def _renumbered(
     memory: Sequence[DeviceMemory], goes_to: Sequence[int], reserves: Sequence[int]
 ) -> tuple[DeviceMemory, ...]:
     """What each device holds that has taken another one's place; its reserve is that of the place."""
-    found = list(memory)
+    needs = list(memory)
     for need, device in zip(memory, goes_to, strict=True):
-        own = reserves[device]
-        found[device] = need if need.outside_bytes == own else replace(need, outside_bytes=own)
-    return tuple(found)
+        reserve = reserves[device]
+        needs[device] = need if need.outside_bytes == reserve else replace(need, outside_bytes=reserve)
+    return tuple(needs)
 
 
 def _measured(
@@ -252,7 +269,8 @@ def _measured(
     no room, all goes over all devices at once.
     """
     places = frozenset(
-        (piece.metaop, piece.ops, piece.micro_batch, piece.devices, piece.tp, piece.rows) for piece in slices
+        (slice_.metaop, slice_.ops, slice_.micro_batch, slice_.devices, slice_.tp, slice_.rows)
+        for slice_ in slices
     )
     least = problem.least_communicators.get(places)
     if least is not None and not has_room(problem, _with_communicators(memory, least)):
@@ -271,7 +289,7 @@ def _measured(
         problem.least_communicators[places] = communicators
         return None
     steps_s = optimizer_steps_s(whole, problem.profile.optimizer_s_per_byte)
-    prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
+    prediction = predict(problem, slices, traffic, max(slice_.last_s for slice_ in slices), steps_s)
     return Judged(strategy, slices, whole, prediction, after, placed.sums_by_node)
 
 
@@ -279,7 +297,9 @@ def _with_communicators(
     memory: Sequence[DeviceMemory], communicators: Sequence[int]
 ) -> tuple[DeviceMemory, ...]:
     """What devices hold that take so many bytes for communicators besides."""
-    return tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
+    return tuple(
+        need.with_communicators(num_bytes) for need, num_bytes in zip(memory, communicators, strict=True)
+    )
 
 
 def fastest(
@@ -293,16 +313,16 @@ def fastest(
 
     An iteration takes at least as long as its schedule, so what cannot be the best any more is not measured.
     """
-    in_order = [(max(piece.last_s for piece in slices), slices) for slices in candidates]
+    in_order = [(max(slice_.last_s for slice_ in slices), slices) for slices in candidates]
     best: tuple[tuple[float, float, int], int, Judged] | None = None
     for number, (end_s, slices) in sorted(enumerate(in_order), key=lambda item: item[1][0]):
         if end_s > within_s:
             break
-        judged = measure_as_they_are(problem, strategy, slices, after)
-        if judged is None or (best is not None and best[:2] <= (judged.rank(), number)):
+        evaluated = measure_as_they_are(problem, strategy, slices, after)
+        if evaluated is None or (best is not None and best[:2] <= (evaluated.rank(), number)):
             continue
-        best = judged.rank(), number, judged
-        within_s = min(within_s, judged.prediction.iteration_s)
+        best = evaluated.rank(), number, evaluated
+        within_s = min(within_s, evaluated.prediction.iteration_s)
     return None if best is None else best[2]
 
 

@@ -72,7 +72,7 @@ def _occupied(free: list[tuple[float, int]], used: int, needed: int, end_s: floa
 def to_pieces(problem: Problem, timed: Sequence[Timed]) -> tuple[UnplacedSlice, ...]:
     """Pieces in order of start; jobs that follow each other on one allocation without a gap become one."""
     done = [node.first_op for node in problem.nodes]
-    last: dict[int, int] = {}  # node -> index of its latest piece
+    last: dict[int, int] = {}  # node -> index of its latest slice
     pieces: list[UnplacedSlice] = []
     for (node, index, num_ops), start_s, end_s in sorted(timed, key=lambda item: item[1]):
         point = problem.nodes[node].points[index]

@@ -65,7 +65,7 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float =
     """
     none, *others = every_split(profile)
     whole = posing.posed(profile, cluster, none)
-    found: list[Split] = []
+    all_splits: list[Split] = []
     for fallback in others:
         if whole.least_s(fallback) >= within_s:
             continue
@@ -73,8 +73,8 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float =
             posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        found.append(Split(fallback, posed))
-    return [Split(none, whole), *sorted(found, key=lambda split: split.posed.lower_bound_s)]
+        all_splits.append(Split(fallback, posed))
+    return [Split(none, whole), *sorted(all_splits, key=lambda split: split.posed.lower_bound_s)]
 
 
 def every_split(profile: Profile) -> Iterator[MemoryFallback]:
@@ -203,8 +203,8 @@ def least_bytes(problem: Problem) -> float:
         ops = (node.first_op, node.first_op + node.num_ops)
         for op in range(*ops):
             for use in blocks_of(metaop, op):
-                known = parameters.get(use.block, 0.0)
-                parameters[use.block] = max(known, use.num_bytes + use.trained_bytes * state)
+                earlier = parameters.get(use.block, 0.0)
+                parameters[use.block] = max(earlier, use.num_bytes + use.trained_bytes * state)
         part = problem.part_of[metaop.name]
         activations[part] = activations.get(part, 0.0) + min(
             point.num_devices
@@ -226,13 +226,13 @@ def describe(slices: Sequence[Slice], fallback: MemoryFallback | None = None) ->
     parts = []
     if fallback is not None and fallback.split:
         parts.append(f"tensor parallelism of at least {fallback.least_tp} in {len(fallback.split)} MetaOps")
-    once = [piece for piece in slices if piece.micro_batch == 0]
-    moved = sum(piece.num_offloaded for piece in once)
+    once = [slice_ for slice_ in slices if slice_.micro_batch == 0]
+    moved = sum(slice_.num_offloaded for slice_ in once)
     if moved:
         parts.append(f"activations of {counted(moved, 'op')} in host memory")
-    recomputed = sum(piece.num_recomputed for piece in once)
+    recomputed = sum(slice_.num_recomputed for slice_ in once)
     if recomputed:
-        part = _selectively(recomputed, sum(piece.num_recomputed for piece in once if piece.selective))
+        part = _selectively(recomputed, sum(slice_.num_recomputed for slice_ in once if slice_.selective))
         parts.append(f"recomputed activations of {counted(recomputed, 'op')}{part}")
     return ASKS + " and ".join(parts) + "." if parts else None
 

@@ -18,55 +18,57 @@ from spindle_cli.plan.search.judge import Judged, fastest
 WORTH_REORDERING = 0.002
 
 
-def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
+def with_passes_apart(problem: Problem, evaluated: Judged) -> Judged:
     """Return the plan with the best order of its passes, or as it was where none gains enough."""
     orders = [
-        *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
-        *in_groups(problem, judged.slices),
+        *(as_they_come(problem, evaluated.slices, longest_first=longest) for longest in (True, False)),
+        *in_groups(problem, evaluated.slices),
     ]
-    enough_s = (1 - WORTH_REORDERING) * judged.prediction.iteration_s
-    best = _best(problem, judged, orders, enough_s)
-    return best if best is not None and best.prediction.iteration_s < enough_s else judged
+    enough_s = (1 - WORTH_REORDERING) * evaluated.prediction.iteration_s
+    best = _best(problem, evaluated, orders, enough_s)
+    return best if best is not None and best.prediction.iteration_s < enough_s else evaluated
 
 
-def or_another_apart(problem: Problem, best: Judged, others: Iterable[Judged | None]) -> Judged:
+def or_another_apart(problem: Problem, best: Judged, alternatives: Iterable[Judged | None]) -> Judged:
     """A plan in its best order, or another of the same problem if that is faster in its own best order.
 
     What a device computes it computes in any order: what takes longer by that alone is left out.
     """
-    for other in others:
-        if other is not None and _busiest_s(other) < best.prediction.iteration_s:
-            best = min(best, with_passes_apart(problem, other), key=Judged.rank)
+    for alternative in alternatives:
+        if alternative is not None and _busiest_s(alternative) < best.prediction.iteration_s:
+            best = min(best, with_passes_apart(problem, alternative), key=Judged.rank)
     return best
 
 
-def _busiest_s(judged: Judged) -> float:
+def _busiest_s(evaluated: Judged) -> float:
     """Seconds that the device computes that computes longest."""
     busy_s: dict[int, float] = {}
-    for piece in judged.slices:
-        length_s = sum(end_s - start_s for start_s, end_s in piece.times_s)
-        for device in piece.devices:
+    for slice_ in evaluated.slices:
+        length_s = sum(end_s - start_s for start_s, end_s in slice_.times_s)
+        for device in slice_.devices:
             busy_s[device] = busy_s.get(device, 0.0) + length_s
     return max(busy_s.values())
 
 
-def apart(problem: Problem, judged: Judged) -> Judged | None:
+def apart(problem: Problem, evaluated: Judged) -> Judged | None:
     """A plan whose passes have no times of their own with such times, in the order that it has: all forward,
     then all backward in reverse.
     """
-    return _best(problem, judged, [mirrored(range(len(judged.slices)))])
+    return _best(problem, evaluated, [mirrored(range(len(evaluated.slices)))])
 
 
-def told_apart(problem: Problem, judged: Judged) -> Judged | None:
+def told_apart(problem: Problem, evaluated: Judged) -> Judged | None:
     """A plan with the times of each pass, as one with `rows` or what is shared out has to say them; None if
     that does not fit.
     """
-    needs_times = bool(problem.profile.sharding) or any(piece.rows is not None for piece in judged.slices)
-    return judged if judged.is_apart or not needs_times else apart(problem, judged)
+    needs_times = bool(problem.profile.sharding) or any(
+        slice_.rows is not None for slice_ in evaluated.slices
+    )
+    return evaluated if evaluated.is_apart or not needs_times else apart(problem, evaluated)
 
 
 def _best(
-    problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]], within_s: float = inf
+    problem: Problem, evaluated: Judged, orders: Iterable[Sequence[Pass]], within_s: float = inf
 ) -> Judged | None:
-    candidates = (timed(problem, judged.slices, order) for order in dict.fromkeys(map(tuple, orders)))
-    return fastest(problem, judged.strategy, candidates, judged.after, within_s)
+    candidates = (timed(problem, evaluated.slices, order) for order in dict.fromkeys(map(tuple, orders)))
+    return fastest(problem, evaluated.strategy, candidates, evaluated.after, within_s)

@@ -40,16 +40,18 @@ class CutPart:
     @cached_property
     def kept_bytes(self) -> float:
         """Return the bytes of activations on all devices if each keeps as many as the one with most."""
-        return self._unevenness * sum(each.num_ops * each.activation_bytes_per_op for each in self.metaops)
+        return self._unevenness * sum(
+            metaop.num_ops * metaop.activation_bytes_per_op for metaop in self.metaops
+        )
 
     @cached_property
     def _unevenness(self) -> float:
         """How many times the mean share the largest one has."""
         largest = (
-            (max(map(sub, point.rows[1:], point.rows)) if point.rows else ceil(each.batch_size / point.dp))
-            * (point.dp / each.batch_size)
-            for each in self.metaops
-            for point in [self.points[each.name]]
+            (max(map(sub, point.rows[1:], point.rows)) if point.rows else ceil(metaop.batch_size / point.dp))
+            * (point.dp / metaop.batch_size)
+            for metaop in self.metaops
+            for point in [self.points[metaop.name]]
         )
         return max(largest)
 
@@ -61,9 +63,9 @@ class CutPart:
         split = [name for name, point in self.points.items() if point.tp > 1]
         less = saving(self.metaops, left, split) if left else MemoryFallback()
         again_s = sum(ops * self.points[name].forward_s for name, ops in less.recompute.items())
-        for each in self.metaops:
-            ops = less.selective.get(each.name, 0)
-            again_s += ops * share_again(each, selective=True) * self.points[each.name].forward_s
+        for metaop in self.metaops:
+            ops = less.selective.get(metaop.name, 0)
+            again_s += ops * share_again(metaop, selective=True) * self.points[metaop.name].forward_s
         count = max(self.counts.values())
         return FittedPart(self.seconds + count * again_s, self.counts, less)
 
@@ -96,10 +98,10 @@ def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float) -> Fitted 
     recompute: dict[str, int] = {}
     selective: dict[str, int] = {}
     for ways in parts:
-        fitted = [each for way in ways if (each := way.within(room_bytes)) is not None]
+        fitted = [part for way in ways if (part := way.within(room_bytes)) is not None]
         if not fitted:
             return None
-        best = min(fitted, key=lambda each: each.seconds)
+        best = min(fitted, key=lambda part: part.seconds)
         counts |= {task: count for task, count in best.counts.items() if count > 1}
         recompute |= best.fallback.recompute
         selective |= best.fallback.selective

@@ -44,52 +44,52 @@ class _Choice:
     """A slice on other devices. `saved_s`: what that is estimated to save."""
 
     index: int
-    piece: Slice
+    slice_: Slice
     saved_s: float
 
 
-def all_spread_out(problem: Problem, found: Sequence[Judged]) -> list[Judged]:
+def all_spread_out(problem: Problem, plans: Sequence[Judged]) -> list[Judged]:
     """Some plans once spread out, the best first, of equals as they were. At most what messages take is saved
     by that, so those that would be slower even without any stay as they are.
 
     Args:
         found: the best first.
     """
-    spread, least_s = list(found), inf
-    for number, judged in enumerate(found):
-        prediction = judged.prediction
+    spread, least_s = list(plans), inf
+    for number, evaluated in enumerate(plans):
+        prediction = evaluated.prediction
         if prediction.iteration_s - prediction.transfer_s - prediction.processor_s <= least_s:
-            spread[number] = spread_out(problem, judged)
+            spread[number] = spread_out(problem, evaluated)
         least_s = min(least_s, spread[number].prediction.iteration_s)
     return sorted(spread, key=Judged.rank)
 
 
-def spread_out(problem: Problem, judged: Judged) -> Judged:
+def spread_out(problem: Problem, evaluated: Judged) -> Judged:
     """Spread ops of a plan over the devices of their inputs; the plan as it was where nothing gains by it."""
-    worth_s = WORTH_SPREADING * judged.prediction.iteration_s
-    if judged.prediction.transfer_s < worth_s:
-        return judged
-    choices = [each for each in _choices(problem, judged.slices) if each.saved_s >= worth_s]
+    worth_s = WORTH_SPREADING * evaluated.prediction.iteration_s
+    if evaluated.prediction.transfer_s < worth_s:
+        return evaluated
+    choices = [choice for choice in _choices(problem, evaluated.slices) if choice.saved_s >= worth_s]
     choices.sort(key=lambda choice: choice.saved_s)  # of each slice the best comes last
     # Side by side, one of two losses gains nothing by itself: all together, then one by one, there or back.
-    trials = [{choice.index: choice.piece for choice in choices}] if choices else []
-    trials += [{choice.index: choice.piece} for choice in choices[::-1]]
-    best, slices, in_vain = judged, judged.slices, 0
+    trials = [{choice.index: choice.slice_ for choice in choices}] if choices else []
+    trials += [{choice.index: choice.slice_} for choice in choices[::-1]]
+    best, slices, in_vain = evaluated, evaluated.slices, 0
     for trial in trials[:MOST_JUDGED]:
         if in_vain == MOST_IN_VAIN:
             break
         changed = _changed(slices, trial)
         if changed == slices:
-            changed = _changed(slices, {index: judged.slices[index] for index in trial})
-        found = _judged_again(problem, judged, changed)
+            changed = _changed(slices, {index: evaluated.slices[index] for index in trial})
+        spread = _evaluated_again(problem, evaluated, changed)
         in_vain += 1
-        if found is not None and found.rank() < best.rank():
-            best, slices, in_vain = found, changed, 0
+        if spread is not None and spread.rank() < best.rank():
+            best, slices, in_vain = spread, changed, 0
     return best
 
 
-def _changed(slices: tuple[Slice, ...], pieces: Mapping[int, Slice]) -> tuple[Slice, ...]:
-    return tuple(pieces.get(index, piece) for index, piece in enumerate(slices))
+def _changed(slices: tuple[Slice, ...], changed: Mapping[int, Slice]) -> tuple[Slice, ...]:
+    return tuple(changed.get(index, slice_) for index, slice_ in enumerate(slices))
 
 
 def _choices(problem: Problem, slices: Sequence[Slice]) -> Iterator[_Choice]:
@@ -104,49 +104,51 @@ def _choices(problem: Problem, slices: Sequence[Slice]) -> Iterator[_Choice]:
         taken.setdefault(edge.consumer, []).append(edge.producer)
         inputs.setdefault(edge.consumer, []).append(_Input(layout, edge_bytes(producer, edge, by_name)))
     for index, producers in taken.items():
-        piece = slices[index]
-        node = node_of.get((piece.metaop, piece.ops[0]))
-        if node is None or node.num_ops != piece.num_ops or piece.tp > 1:
+        slice_ = slices[index]
+        node = node_of.get((slice_.metaop, slice_.ops[0]))
+        if node is None or node.num_ops != slice_.num_ops or slice_.tp > 1:
             continue
-        now_s = _seconds(problem, piece, inputs[index])
+        now_s = _seconds(problem, slice_, inputs[index])
         wider = {
-            other.devices: _Choice(index, other, now_s - _seconds(problem, other, inputs[index]))
+            wider_slice.devices: _Choice(
+                index, wider_slice, now_s - _seconds(problem, wider_slice, inputs[index])
+            )
             for producer in producers
-            for other in _wider(problem, node, piece, slices[producer].devices)
+            for wider_slice in _wider(problem, node, slice_, slices[producer].devices)
         }
         yield from sorted(wider.values(), key=lambda choice: -choice.saved_s)[:JUDGED_PER_SLICE]
 
 
-def _wider(problem: Problem, node: Node, piece: Slice, held_by: Sequence[int]) -> Iterator[Slice]:
+def _wider(problem: Problem, node: Node, slice_: Slice, held_by: Sequence[int]) -> Iterator[Slice]:
     """A slice on more devices, of those that hold an input of it: all, or some evenly apart."""
     node_of = problem.cluster.node_of
     by_node: dict[int, list[int]] = {}
     for device in held_by:
         by_node.setdefault(node_of[device], []).append(device)
     for point in node.metaop.curve:
-        if point.tp > 1 or not piece.dp < point.dp <= len(held_by) or len(held_by) % point.dp:
+        if point.tp > 1 or not slice_.dp < point.dp <= len(held_by) or len(held_by) % point.dp:
             continue
         every = len(held_by) // point.dp
         of_nodes = tuple(device for devices in list(by_node.values())[::every] for device in devices)
         for devices in dict.fromkeys((of_nodes, tuple(held_by[::every]))):
             if len(devices) == point.dp:
                 rows = rows_of(node.metaop.batch_size, point.dp)
-                yield piece.model_copy(update={"devices": devices, "dp": point.dp, "rows": rows})
+                yield slice_.model_copy(update={"devices": devices, "dp": point.dp, "rows": rows})
 
 
-def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
+def _seconds(problem: Problem, slice_: Slice, inputs: Sequence[_Input]) -> float:
     """What both passes of a slice take, with the messages that bring its inputs and take their gradients
     back, as if nothing else were under way.
     """
-    cluster, metaop = problem.cluster, problem.profile.by_name[piece.metaop]
-    point = problem.point_of(piece)
-    layout = layout_of(piece, problem.profile.by_name)
-    op_s = point.op_s + sum(problem.beyond.op_s(piece, metaop, point.forward_s, point.backward_s))
-    moves = ((each.layout, layout, each.num_bytes) for each in inputs)
-    return piece.num_ops * op_s + 2 * moving_s(moves, cluster)
+    cluster, metaop = problem.cluster, problem.profile.by_name[slice_.metaop]
+    point = problem.point_of(slice_)
+    layout = layout_of(slice_, problem.profile.by_name)
+    op_s = point.op_s + sum(problem.beyond.op_s(slice_, metaop, point.forward_s, point.backward_s))
+    moves = ((taken.layout, layout, taken.num_bytes) for taken in inputs)
+    return slice_.num_ops * op_s + 2 * moving_s(moves, cluster)
 
 
-def _judged_again(problem: Problem, judged: Judged, slices: Sequence[Slice]) -> Judged | None:
+def _evaluated_again(problem: Problem, evaluated: Judged, slices: Sequence[Slice]) -> Judged | None:
     """Slices in the order of a judged plan's, timed and judged anew; None if they do not fit the memory."""
     index = {
         (node.metaop.name, op): node.index
@@ -157,6 +159,6 @@ def _judged_again(problem: Problem, judged: Judged, slices: Sequence[Slice]) -> 
         UnplacedSlice(index[p.metaop, p.ops[0]], *p.ops, problem.point_of(p), p.start_s, p.end_s)
         for p in slices
     )
-    draft = Draft(judged.strategy, pieces, after=judged.after)
-    placed = Placed(draft, tuple(piece.devices for piece in slices))
-    return measure(problem, judged.strategy, exact_slices(problem, placed), judged.after)
+    candidate = Draft(evaluated.strategy, pieces, after=evaluated.after)
+    placed = Placed(candidate, tuple(slice_.devices for slice_ in slices))
+    return measure(problem, evaluated.strategy, exact_slices(problem, placed), evaluated.after)
