@@ -33,17 +33,17 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
     ticks_per_s = problem.ticks_per_s
     device_free = [0] * problem.num_devices
     node_end = [0] * len(problem.nodes)
-    after = placed.draft.after or (0,) * len(placed.devices)
+    after = placed.candidate.after or (0,) * len(placed.devices)
     all_ended = [0]  # by number of pieces, when all of the first so many have ended
     slices: list[tuple[int, Slice]] = []
-    for piece, members, before in zip(placed.draft.pieces, placed.devices, after, strict=True):
-        node = problem.nodes[piece.node]
+    for slice_, members, before in zip(placed.candidate.pieces, placed.devices, after, strict=True):
+        node = problem.nodes[slice_.node]
         ready = max((node_end[j] for j in node.inputs), default=0)
-        start = max(ready, node_end[piece.node], all_ended[before], *(device_free[d] for d in members))
+        start = max(ready, node_end[slice_.node], all_ended[before], *(device_free[d] for d in members))
         # One tick on top: the difference of two rounded decimals may fall short of the product by a float's
         # last bit.
-        end = start + ceil(piece.num_ops * piece.point.op_s * ticks_per_s) + 1
-        node_end[piece.node] = end
+        end = start + ceil(slice_.num_ops * slice_.point.op_s * ticks_per_s) + 1
+        node_end[slice_.node] = end
         all_ended.append(max(all_ended[-1], end))
         for device in members:
             device_free[device] = end
@@ -52,20 +52,20 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                 start,
                 Slice.model_construct(
                     metaop=node.metaop.name,
-                    ops=(piece.first, piece.last),
+                    ops=(slice_.first, slice_.last),
                     devices=members,
-                    dp=piece.point.dp,
-                    tp=piece.point.tp,
-                    rows=_rows(node, piece.point),
+                    dp=slice_.point.dp,
+                    tp=slice_.point.tp,
+                    rows=_rows(node, slice_.point),
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
-                    recompute=piece.point.recompute,
-                    selective=piece.point.selective,
+                    recompute=slice_.point.recompute,
+                    selective=slice_.point.selective,
                 ),
             )
         )
     slices.sort(key=lambda item: item[0])
-    return tuple(piece for _, piece in slices)
+    return tuple(slice_ for _, slice_ in slices)
 
 
 def _rows(node: Node, point: Point) -> tuple[int, ...] | None:
@@ -81,14 +81,14 @@ def make_waves(slices: Sequence[Slice]) -> tuple[Wave, ...]:
     waves: list[Wave] = []
     members: list[Slice] = []
     busy: set[int] = set()
-    for piece in slices:
+    for slice_ in slices:
         if members and (
-            piece.start_s >= min(other.end_s for other in members) or not busy.isdisjoint(piece.devices)
+            slice_.start_s >= min(member.end_s for member in members) or not busy.isdisjoint(slice_.devices)
         ):
             waves.append(_wave(len(waves), members))
             members, busy = [], set()
-        members.append(piece)
-        busy.update(piece.devices)
+        members.append(slice_)
+        busy.update(slice_.devices)
     waves.append(_wave(len(waves), members))
     return tuple(waves)
 
@@ -96,20 +96,22 @@ def make_waves(slices: Sequence[Slice]) -> tuple[Wave, ...]:
 def _wave(index: int, members: Sequence[Slice]) -> Wave:
     return Wave.model_construct(
         index=index,
-        start_s=min(piece.start_s for piece in members),
-        end_s=max(piece.end_s for piece in members),
+        start_s=min(slice_.start_s for slice_ in members),
+        end_s=max(slice_.end_s for slice_ in members),
         slices=tuple(members),
     )
 
 
 def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice], cluster: Cluster) -> PlanMetaOp:
     """The profile's entry with only the curve points, or shares, that `slices` use."""
-    own = [piece for piece in slices if piece.metaop == metaop.name]
+    of_metaop = [slice_ for slice_ in slices if slice_.metaop == metaop.name]
     by_shares = [
-        piece for piece in own if piece.micro_batches > 1 or piece.rows is not None or cluster.is_mixed
+        slice_
+        for slice_ in of_metaop
+        if slice_.micro_batches > 1 or slice_.rows is not None or cluster.is_mixed
     ]
-    used = {(piece.dp, piece.tp) for piece in own if piece not in by_shares}
-    parts = {part for piece in by_shares for part in _parts(metaop, piece, cluster)}
+    used = {(slice_.dp, slice_.tp) for slice_ in of_metaop if slice_ not in by_shares}
+    parts = {part for slice_ in by_shares for part in _parts(metaop, slice_, cluster)}
     kept = PlanMetaOp.model_fields.keys() - {"curve", "shares"}
     return PlanMetaOp.model_construct(
         **{name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name in kept},
@@ -124,24 +126,26 @@ def _by_type(part: tuple[int, int, DeviceType | None]) -> tuple[str, int, int]:
 
 
 def _parts(
-    metaop: MetaOpProfile, piece: Slice, cluster: Cluster
+    metaop: MetaOpProfile, slice_: Slice, cluster: Cluster
 ) -> Iterator[tuple[int, int, DeviceType | None]]:
     """(samples, tp, type of device) of the shares whose times a slice needs: of its largest; on a cluster of
     several types, of all.
     """
     if not cluster.is_mixed:
-        yield int(largest_samples(piece, metaop.batch_size)), piece.tp, None
+        yield int(largest_samples(slice_, metaop.batch_size)), slice_.tp, None
         return
-    equal = metaop.batch_size // piece.shares_of_batch
-    for device, samples in zip(piece.devices[:: piece.tp], sizes(piece) or (equal,) * piece.dp, strict=True):
-        yield samples, piece.tp, cluster.type_of[device]
+    equal = metaop.batch_size // slice_.shares_of_batch
+    for device, samples in zip(
+        slice_.devices[:: slice_.tp], sizes(slice_) or (equal,) * slice_.dp, strict=True
+    ):
+        yield samples, slice_.tp, cluster.type_of[device]
 
 
 def _share(metaop: MetaOpProfile, samples: int, tp: int, device: DeviceType | None) -> ShareTime:
     """As the profile has it, or between two that it has."""
-    for known in metaop.shares:
-        if (known.samples, known.tp, known.device) == (samples, tp, device):
-            return known
+    for share in metaop.shares:
+        if (share.samples, share.tp, share.device) == (samples, tp, device):
+            return share
     if device is None:
         op = share_seconds(metaop.shares, samples, tp)
     else:
@@ -160,7 +164,7 @@ def _share(metaop: MetaOpProfile, samples: int, tp: int, device: DeviceType | No
 
 def profile_ref(profile: Profile) -> ProfileRef:
     """Identity of a profile: the hash of its canonical JSON; and of several types of CPU their models."""
-    cpus = {each.type: each.name for each in profile.devices if is_cpu(each.type)}
+    cpus = {device.type: device.name for device in profile.devices if is_cpu(device.type)}
     return ProfileRef(sha256=profile.sha256(), processors=cpus)
 
 
@@ -172,7 +176,7 @@ def threads_of(profile: Profile) -> int | None:
 
 def _unchecked(profile: Profile, slices: Sequence[Slice]) -> dict[str, str]:
     """What the profile has not checked by numbers, but MetaOps that are not split over the batch."""
-    cut = {piece.metaop for piece in slices if piece.shares_of_batch > 1}
+    cut = {slice_.metaop for slice_ in slices if slice_.shares_of_batch > 1}
     whole = {metaop.name for metaop in profile.metaops} - cut
     return {name: why for name, why in profile.unchecked.items() if name not in whole}
 
@@ -190,7 +194,7 @@ def make_plan_file(
     sums_by_node: bool = True,
 ) -> Plan:
     """The plan, validated as a whole. `slices`: of the profile's MetaOps."""
-    apart = any(piece.backward_s is not None for piece in slices)
+    apart = any(slice_.backward_s is not None for slice_ in slices)
     return Plan(
         schema_="spindle.plan/2" if apart else "spindle.plan/1",
         strategy=strategy,

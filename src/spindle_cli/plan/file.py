@@ -67,8 +67,8 @@ def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Prof
         raise InputError(f"{profile_path}: {error.message}", hint=error.hint) from None
     known_as = {profile.sha256(), "sha256:" + hashlib.sha256(profile_path.read_bytes()).hexdigest()}
     if "sha256:" + plan.profile.sha256.removeprefix("sha256:") in known_as:
-        own = plan.profile.model_copy(update={"sha256": profile.sha256()})
-        plan = plan.model_copy(update={"profile": own})
+        reference = plan.profile.model_copy(update={"sha256": profile.sha256()})
+        plan = plan.model_copy(update={"profile": reference})
     return plan, profile
 
 
@@ -135,7 +135,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
         "waves": waves,
     }
     if plan.task_sets:
-        written["task_sets"] = [_set_data(each) for each in plan.task_sets]
+        written["task_sets"] = [_set_data(task_set) for task_set in plan.task_sets]
     if plan.local_sgd is not None:
         written["local_sgd"] = _Row(plan.local_sgd.model_dump(mode="json"))
     if plan.islands is not None:
@@ -144,12 +144,12 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     return always | rows | data | rows | written
 
 
-def _set_data(each: PlannedSet) -> dict[str, Any]:
+def _set_data(task_set: PlannedSet) -> dict[str, Any]:
     return {
-        "tasks": list(each.tasks),
-        "share": each.share,
-        "predicted": _predicted_data(each.predicted),
-        "waves": [_wave_data(wave) for wave in each.waves],
+        "tasks": list(task_set.tasks),
+        "share": task_set.share,
+        "predicted": _predicted_data(task_set.predicted),
+        "waves": [_wave_data(wave) for wave in task_set.waves],
     }
 
 
@@ -185,25 +185,25 @@ def _metaop_data(metaop: PlanMetaOp) -> dict[str, Any]:
 
 
 def _wave_data(wave: Wave) -> dict[str, Any]:
-    slices = [_Row(_slice_data(piece)) for piece in wave.slices]
+    slices = [_Row(_slice_data(slice_)) for slice_ in wave.slices]
     return {"index": wave.index, "start_s": wave.start_s, "end_s": wave.end_s, "slices": slices}
 
 
-def _slice_data(piece: Slice) -> dict[str, Any]:
+def _slice_data(slice_: Slice) -> dict[str, Any]:
     """The contract's keys; `recompute`, `selective` and `offload` only where they are on, others that may be
     absent where they say something.
     """
-    data = piece.model_dump(mode="json")
-    if not piece.recompute:
+    data = slice_.model_dump(mode="json")
+    if not slice_.recompute:
         del data["recompute"]
-    if not piece.selective:
+    if not slice_.selective:
         del data["selective"]
-    if not piece.offload:
+    if not slice_.offload:
         del data["offload"]
-    if piece.backward_s is None:
+    if slice_.backward_s is None:
         del data["backward_start_s"], data["backward_end_s"]
-    if piece.rows is None:
+    if slice_.rows is None:
         del data["rows"]
-    if piece.micro_batches == 1:
+    if slice_.micro_batches == 1:
         del data["micro_batch"]
     return data

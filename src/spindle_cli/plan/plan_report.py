@@ -79,7 +79,7 @@ class PlanReport(Artifact):
     def of(cls, path: str, plan: Plan) -> PlanReport:
         """The report on a plan written to `path`."""
         unchecked = describe_unchecked(plan.unchecked)
-        predicted = [each.predicted for each in plan.task_sets] or [plan.predicted]
+        predicted = [task_set.predicted for task_set in plan.task_sets] or [plan.predicted]
         return cls(
             plan=path,
             strategy=plan.strategy,
@@ -89,19 +89,19 @@ class PlanReport(Artifact):
             gap=plan.predicted.compute_s / plan.predicted.lower_bound_s - 1,
             predicted=plan.predicted,
             mean_iteration_s=plan.mean_iteration_s,
-            peak_memory_bytes=max(max(each.peak_memory_bytes) for each in predicted),
+            peak_memory_bytes=max(max(of_set.peak_memory_bytes) for of_set in predicted),
             micro_batches=plan.micro_batches,
             sharding=plan.sharding,
             shard_weights=weight_reports(plan.shard_weights, plan.cluster),
             memory=_fullest(plan),
             task_sets=tuple(
                 SetReport(
-                    tasks=each.tasks,
-                    share=each.share,
-                    iteration_s=each.predicted.iteration_s,
-                    peak_memory_bytes=max(each.predicted.peak_memory_bytes),
+                    tasks=task_set.tasks,
+                    share=task_set.share,
+                    iteration_s=task_set.predicted.iteration_s,
+                    peak_memory_bytes=max(task_set.predicted.peak_memory_bytes),
                 )
-                for each in plan.task_sets
+                for task_set in plan.task_sets
             ),
             islands=islands_report(plan),
             notes=(
@@ -112,23 +112,13 @@ class PlanReport(Artifact):
         )
 
     def __str__(self) -> str:
-        predicted = self.predicted
         where = "" if self.islands is None else f" of each of {self.islands.islands} islands"
         lines = [
             f"{self.plan}: {counted(self.num_slices, 'slice')} in {counted(self.num_waves, 'wave')} "
             f"on {counted(self.num_devices, 'device')}{where}",
             *self._of_sets(),
-            f"  iteration   {format_seconds(predicted.iteration_s)}"
-            + (", of a step that runs all tasks" if self.task_sets else ""),
-            f"    compute   {format_seconds(predicted.compute_s)}, {abs(self.gap):.1%} "
-            + ("above the lower bound" if self.gap >= 0 else "below the bound of version 1"),
-            *([f"    at least  {least}"] if (least := describe_bounds(predicted)) is not None else []),
-            f"    transfers {format_seconds(predicted.transfer_s)}",
-            *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
-            f"    sums      {format_seconds(predicted.gradient_sum_s)}",
-            f"    optimizer {format_seconds(predicted.optimizer_s)}",
-            *([f"    held up   {format_seconds(predicted.held_up_s)}"] if predicted.held_up_s else []),
-            f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
+            *self._of_iteration(),
+            f"  memory      {format_bytes(max(self.predicted.peak_memory_bytes))} on the fullest device",
             *[f"    {format_bytes(size):>10} {part}" for part, size in self.memory.items() if size],
         ]
         if self.micro_batches:
@@ -141,6 +131,22 @@ class PlanReport(Artifact):
             lines.append(f"  shared out  {describe_weights(self.shard_weights)}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
+    def _of_iteration(self) -> list[str]:
+        """The seconds of an iteration, and what takes them."""
+        predicted, least = self.predicted, describe_bounds(self.predicted)
+        return [
+            f"  iteration   {format_seconds(predicted.iteration_s)}"
+            + (", of a step that runs all tasks" if self.task_sets else ""),
+            f"    compute   {format_seconds(predicted.compute_s)}, {abs(self.gap):.1%} "
+            + ("above the lower bound" if self.gap >= 0 else "below the bound of version 1"),
+            *([] if least is None else [f"    at least  {least}"]),
+            f"    transfers {format_seconds(predicted.transfer_s)}",
+            *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
+            f"    sums      {format_seconds(predicted.gradient_sum_s)}",
+            f"    optimizer {format_seconds(predicted.optimizer_s)}",
+            *([f"    held up   {format_seconds(predicted.held_up_s)}"] if predicted.held_up_s else []),
+        ]
+
     def _of_sets(self) -> list[str]:
         """Time by the mean of the steps, memory by the worst."""
         if not self.task_sets:
@@ -149,9 +155,9 @@ class PlanReport(Artifact):
             f"  step        {format_seconds(self.mean_iteration_s)} in the mean of the steps, "
             f"{format_bytes(self.peak_memory_bytes)} at worst on the fullest device",
             *(
-                f"    {each.share:6.1%}  {format_seconds(each.iteration_s)}, "
-                f"{format_bytes(each.peak_memory_bytes)}: {', '.join(each.tasks)}"
-                for each in self.task_sets
+                f"    {task_set.share:6.1%}  {format_seconds(task_set.iteration_s)}, "
+                f"{format_bytes(task_set.peak_memory_bytes)}: {', '.join(task_set.tasks)}"
+                for task_set in self.task_sets
             ),
         ]
 

@@ -61,14 +61,14 @@ class Draft:
     @property
     def end_s(self) -> float:
         """When the last piece ends."""
-        return max(piece.end_s for piece in self.pieces)
+        return max(slice_.end_s for slice_ in self.pieces)
 
 
 @dataclass(frozen=True)
 class Placed:
     """A draft with the devices of every piece, in the order in which they hold the batch's shares."""
 
-    draft: Draft
+    candidate: Draft
     devices: tuple[tuple[int, ...], ...]
 
 

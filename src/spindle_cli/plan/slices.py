@@ -212,24 +212,24 @@ def fitted_to(wave: Wave, metaops: Mapping[str, MetaOp], micro_batches: Mapping[
     Raises:
         ValueError: a slice is of a micro-batch that there is not.
     """
-    slices = tuple(_fitted(piece, metaops, micro_batches) for piece in wave.slices)
+    slices = tuple(_fitted(slice_, metaops, micro_batches) for slice_ in wave.slices)
     if all(new is old for new, old in zip(slices, wave.slices, strict=True)):
         return wave
     return wave.model_copy(update={"slices": slices})
 
 
-def _fitted(piece: Slice, metaops: Mapping[str, MetaOp], micro_batches: Mapping[str, int]) -> Slice:
-    metaop = metaops.get(piece.metaop)
+def _fitted(slice_: Slice, metaops: Mapping[str, MetaOp], micro_batches: Mapping[str, int]) -> Slice:
+    metaop = metaops.get(slice_.metaop)
     count = 1 if metaop is None else micro_batches.get(metaop.task, 1)
-    if piece.micro_batch >= count:
+    if slice_.micro_batch >= count:
         raise ValueError(
-            f"slice {piece.label}: micro_batch: expected less than {count}, its task's micro_batches "
-            f"(found {piece.micro_batch})"
+            f"slice {slice_.label}: micro_batch: expected less than {count}, its task's micro_batches "
+            f"(found {slice_.micro_batch})"
         )
-    changes: dict[str, Any] = {} if piece.micro_batches == count else {"micro_batches": count}
-    if metaop is not None and piece.rows is not None:
-        changes |= {"rows": None} if piece.rows == equal_rows(metaop.batch_size // count, piece.dp) else {}
-    return piece.model_copy(update=changes) if changes else piece
+    changes: dict[str, Any] = {} if slice_.micro_batches == count else {"micro_batches": count}
+    if metaop is not None and slice_.rows is not None:
+        changes |= {"rows": None} if slice_.rows == equal_rows(metaop.batch_size // count, slice_.dp) else {}
+    return slice_.model_copy(update=changes) if changes else slice_
 
 
 def rows_of(samples: int, dp: int) -> tuple[int, ...] | None:

@@ -257,14 +257,14 @@ class Plan(TrainedArtifact):
     @model_validator(mode="after")
     def _version_says_what_times_are_of(self) -> Plan:
         # Not by `slices`, which is kept: a copy with other waves would keep it too.
-        waves = (*self.waves, *(wave for each in self.task_sets for wave in each.waves))
-        for piece in (piece for wave in waves for piece in wave.slices):
-            if (piece.backward_s is not None) != (self.schema_ == "spindle.plan/2"):
+        waves = (*self.waves, *(wave for task_set in self.task_sets for wave in task_set.waves))
+        for slice_ in (slice_ for wave in waves for slice_ in wave.slices):
+            if (slice_.backward_s is not None) != (self.schema_ == "spindle.plan/2"):
                 is_first = self.schema_ == "spindle.plan/1"
                 expected = "none in version 1" if is_first else "one for every slice of version 2"
-                raise ValueError(f"slice {piece.label}: backward_start_s: expected {expected}")
-            if piece.rows is not None and self.schema_ == "spindle.plan/1":
-                raise ValueError(f"slice {piece.label}: rows: expected none in version 1")
+                raise ValueError(f"slice {slice_.label}: backward_start_s: expected {expected}")
+            if slice_.rows is not None and self.schema_ == "spindle.plan/1":
+                raise ValueError(f"slice {slice_.label}: rows: expected none in version 1")
         return self
 
     @model_validator(mode="after")
@@ -307,12 +307,12 @@ class Plan(TrainedArtifact):
             raise ValueError(
                 "sharding: expected none where the train settings do not let devices share optimizer state"
             )
-        known = {metaop.parameters or metaop.name for metaop in self.metaops}
-        unknown = self.sharding.keys() - known
+        keys = {metaop.parameters or metaop.name for metaop in self.metaops}
+        unknown = self.sharding.keys() - keys
         if self.metaops and unknown:
             raise ValueError(
                 f"sharding: no MetaOp has parameters {shown(min(unknown))}; expected one of "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(keys))}"
             )
         return self
 
@@ -333,14 +333,14 @@ class Plan(TrainedArtifact):
     @model_validator(mode="after")
     def _sets_are_told_apart(self) -> Plan:
         require_told_apart(self.task_sets)
-        for each in self.task_sets if self.metaops else ():
-            own = {metaop.name for metaop in self.metaops if metaop.task in each.tasks}
-            named = {piece.metaop for wave in each.waves for piece in wave.slices}
-            if own != named:
-                expected = ", ".join(sorted(own)) or "those of tasks in metaops"
+        for task_set in self.task_sets if self.metaops else ():
+            expected_names = {metaop.name for metaop in self.metaops if metaop.task in task_set.tasks}
+            named = {slice_.metaop for wave in task_set.waves for slice_ in wave.slices}
+            if expected_names != named:
+                expected = ", ".join(sorted(expected_names)) or "those of tasks in metaops"
                 raise ValueError(
-                    f"task_sets: the slices of {', '.join(each.tasks)} are of {', '.join(sorted(named))}; "
-                    f"expected {expected}"
+                    f"task_sets: the slices of {', '.join(task_set.tasks)} are of "
+                    f"{', '.join(sorted(named))}; expected {expected}"
                 )
         return self
 
@@ -351,7 +351,9 @@ class Plan(TrainedArtifact):
         """
         if self._joint is not None or not self.task_sets or not self.metaops:
             return self._joint
-        of_sets = [[piece for wave in each.waves for piece in wave.slices] for each in self.task_sets]
+        of_sets = [
+            [slice_ for wave in task_set.waves for slice_ in wave.slices] for task_set in self.task_sets
+        ]
         return joint_of([self.slices, *of_sets], self.by_name)
 
     @property
@@ -371,11 +373,11 @@ class Plan(TrainedArtifact):
         if not self.task_sets:
             return self.predicted
         mean = {
-            name: sum(each.share * getattr(each.predicted, name) for each in self.task_sets)
+            name: sum(task_set.share * getattr(task_set.predicted, name) for task_set in self.task_sets)
             for name in Predicted.model_fields
             if name.endswith("_s") and name not in BOUNDS_OF_ANY_CUT
         }
-        needs = zip(*(each.predicted.peak_memory_bytes for each in self.task_sets), strict=True)
+        needs = zip(*(task_set.predicted.peak_memory_bytes for task_set in self.task_sets), strict=True)
         return self.predicted.model_copy(update={**mean, "peak_memory_bytes": tuple(map(max, needs))})
 
     @property
@@ -410,31 +412,33 @@ class Plan(TrainedArtifact):
         """By its tasks, the plan of each set: of their MetaOps alone, but on devices that hold what they use
         in any set.
         """
-        found = {}
+        plans = {}
         fields = {name: getattr(self, name) for name in self.model_fields_set}
-        for number, each in enumerate(self.task_sets):
-            metaops = tuple(metaop for metaop in self.metaops if metaop.task in each.tasks)
+        for number, task_set in enumerate(self.task_sets):
+            metaops = tuple(metaop for metaop in self.metaops if metaop.task in task_set.tasks)
             keys = {metaop.parameters or metaop.name for metaop in metaops}
-            own = {
-                "predicted": each.predicted,
-                "waves": each.waves,
+            of_set = {
+                "predicted": task_set.predicted,
+                "waves": task_set.waves,
                 "metaops": metaops,
-                "micro_batches": {task: k for task, k in self.micro_batches.items() if task in each.tasks},
+                "micro_batches": {
+                    task: k for task, k in self.micro_batches.items() if task in task_set.tasks
+                },
                 "sharding": {key: level for key, level in self.sharding.items() if key in keys},
                 "sharding_kept": tuple(key for key in self.sharding_kept if key in keys),
                 "task_sets": (),
             }
             # What others of these devices share out is held in such steps, too.
             all_shards = {"sharding": self.sharding, "sharding_kept": self.sharding_kept}
-            plan = Plan(**{**fields, **own}).model_copy(update=all_shards)
+            plan = Plan(**{**fields, **of_set}).model_copy(update=all_shards)
             plan._joint, plan._member = self.joint, number + 1
-            found[each.tasks] = plan
-        return found
+            plans[task_set.tasks] = plan
+        return plans
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
         """All slices in the order of their waves."""
-        return tuple(piece for wave in self.waves for piece in wave.slices)
+        return tuple(slice_ for wave in self.waves for slice_ in wave.slices)
 
     @cached_property
     def by_name(self) -> dict[str, PlanMetaOp]:
@@ -453,7 +457,9 @@ class Plan(TrainedArtifact):
             "compile": profile.compiled_by,
         }
         shared = set(PlanMetaOp.model_fields)
-        metaops = [PlanMetaOp(**{name: getattr(each, name) for name in shared}) for each in profile.metaops]
+        metaops = [
+            PlanMetaOp(**{name: getattr(metaop, name) for name in shared}) for metaop in profile.metaops
+        ]
         return validate(Plan, {**taken, **fields, "metaops": tuple(metaops)}, where="the plan")
 
     def outlined(self) -> Plan:
@@ -465,8 +471,8 @@ class Plan(TrainedArtifact):
         if self.metaops:
             return self
         num_ops: dict[str, int] = {}
-        for piece in self.slices:
-            num_ops[piece.metaop] = max(num_ops.get(piece.metaop, 0), piece.ops[1])
+        for slice_ in self.slices:
+            num_ops[slice_.metaop] = max(num_ops.get(slice_.metaop, 0), slice_.ops[1])
         metaops = tuple(
             PlanMetaOp(name=name, task=task, num_ops=count, batch_size=self.micro_batches.get(task, 1))
             for name, count in num_ops.items()

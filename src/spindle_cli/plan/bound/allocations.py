@@ -61,27 +61,29 @@ class Shares:
         """Samples of the largest share, of any type of device, that is through in the time of this one: a
         slice that takes so long has no larger one.
         """
-        found = np.empty_like(self.op_s)
+        largest = np.empty_like(self.op_s)
         for tp in np.unique(self.tp):
-            own = np.flatnonzero(self.tp == tp)
-            order = own[np.argsort(self.most[own], kind="stable")]
+            of_degree = np.flatnonzero(self.tp == tp)
+            order = of_degree[np.argsort(self.most[of_degree], kind="stable")]
             at_least_s = np.minimum.accumulate(self.op_s[order][::-1])[::-1]
-            found[own] = self.most[order][np.searchsorted(at_least_s, self.op_s[own], side="right") - 1]
-        return found
+            largest[of_degree] = self.most[order][
+                np.searchsorted(at_least_s, self.op_s[of_degree], side="right") - 1
+            ]
+        return largest
 
     @cached_property
     def corners(self) -> npt.NDArray[np.intp]:
         """Shares of which one is cheapest, whatever seconds of an op and of a device of each type cost."""
-        found = []
+        corners = []
         for kind in np.unique(self.kinds):
-            own = np.flatnonzero(self.kinds == kind)
-            own = own[np.lexsort((self.device_s[own], self.op_s[own]))]
-            found.append(own[hull(self.op_s[own].tolist(), self.device_s[own].tolist())])
-        return np.concatenate(found)
+            of_kind = np.flatnonzero(self.kinds == kind)
+            of_kind = of_kind[np.lexsort((self.device_s[of_kind], self.op_s[of_kind]))]
+            corners.append(of_kind[hull(self.op_s[of_kind].tolist(), self.device_s[of_kind].tolist())])
+        return np.concatenate(corners)
 
     def taken(self, numbers: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Shares:
         """Some of the shares, by their numbers or by whether they are among these."""
-        arrays = (getattr(self, each.name)[numbers] for each in fields(self) if each.name != "batch_size")
+        arrays = (getattr(self, array.name)[numbers] for array in fields(self) if array.name != "batch_size")
         return Shares(self.batch_size, *arrays)
 
     def again(self, forwards: Array) -> Shares:
@@ -101,12 +103,12 @@ def shares_of(metaop: MetaOpProfile, cluster: Cluster) -> Shares:
             return 0
         return cluster.types.index(entry.device) if entry.device in cluster.types else None
 
-    known: defaultdict[tuple[int, int], list[tuple[float, float, float, float]]] = defaultdict(list)
+    seconds_by_kind: defaultdict[tuple[int, int], list[tuple[float, float, float, float]]] = defaultdict(list)
     for share in metaop.shares:
         kind = kind_of(share)
         if kind is not None and share.tp <= room[kind]:
-            known[kind, share.tp].append((share.samples, *_seconds(share)))
-    parts = [_between(np.array(entries), kind, tp) for (kind, tp), entries in known.items()]
+            seconds_by_kind[kind, share.tp].append((share.samples, *_seconds(share)))
+    parts = [_between(np.array(entries), kind, tp) for (kind, tp), entries in seconds_by_kind.items()]
     points = [
         (metaop.batch_size / point.dp, *_seconds(point), point.tp, kind)
         for point in metaop.curve
@@ -131,9 +133,9 @@ def _exactly(entries: Array) -> Array:
     return np.array([samples, samples, tp, kind, forward_s, op_s, op_s / samples, own_s])
 
 
-def _between(known: Array, kind: int, tp: int) -> Array:
+def _between(entries: Array, kind: int, tp: int) -> Array:
     """Shares of every size from the smallest to the largest that is known."""
-    knots, *seconds = known[np.argsort(known[:, 0], kind="stable")].T
+    knots, *seconds = entries[np.argsort(entries[:, 0], kind="stable")].T
     first, last = int(knots[0]), int(knots[-1])
     is_fine = last - first < MOST_SIZES
     sizes = (
@@ -141,12 +143,12 @@ def _between(known: Array, kind: int, tp: int) -> Array:
         if is_fine
         else np.unique(np.concatenate([knots, np.round(np.geomspace(first, last, MOST_SIZES))]))
     )
-    forward_s, op_s, own_s = (np.interp(sizes, knots, each) for each in seconds)
+    forward_s, op_s, own_s = (np.interp(sizes, knots, values) for values in seconds)
     if is_fine:
         of_all = np.full_like(sizes, tp), np.full_like(sizes, kind)
         return _exactly(np.array([sizes, forward_s, op_s, own_s, *of_all]).T)
     # Between two of the sizes time, and time for each sample, are least at one of them.
-    least = (_ends(each, np.minimum) for each in (forward_s, op_s, op_s / sizes))
+    least = (_ends(values, np.minimum) for values in (forward_s, op_s, op_s / sizes))
     count = len(sizes) - 1
     of_all = np.full(count, float(tp)), np.full(count, float(kind))
     return np.array([sizes[:-1], sizes[1:], *of_all, *least, _ends(own_s, np.maximum)])
@@ -160,12 +162,13 @@ def first_of(shares: Shares, chain_s: Array, device_s: Array) -> tuple[int, ...]
     """Shares that a program begins with: of each type of device, those that cost least if a second of the
     chain, beside one of a device, counts so much of both.
     """
-    found: dict[int, None] = {}
+    first: dict[int, None] = {}
     for kind in np.unique(shares.kinds):
-        own = np.flatnonzero(shares.kinds == kind)
+        of_kind = np.flatnonzero(shares.kinds == kind)
         of_chain, of_devices = (
-            each[own] / max(float(each[own].min()), SHORTEST_S) for each in (chain_s, device_s)
+            seconds[of_kind] / max(float(seconds[of_kind].min()), SHORTEST_S)
+            for seconds in (chain_s, device_s)
         )
         for weight in WEIGHTS:
-            found[int(own[np.argmin(weight * of_chain + (1 - weight) * of_devices)])] = None
-    return tuple(found)
+            first[int(of_kind[np.argmin(weight * of_chain + (1 - weight) * of_devices)])] = None
+    return tuple(first)

@@ -139,9 +139,9 @@ class AnyCut:
         """Seconds before which no iteration ends."""
         counts = self._micro_batches
         uncut = {
-            each.task
-            for each in self._profile.metaops
-            if counts is not None and counts.get(each.task, 1) == 1
+            metaop.task
+            for metaop in self._profile.metaops
+            if counts is not None and counts.get(metaop.task, 1) == 1
         }
         links = OverLinks(self._profile, self._cluster, self._in_micro_batches, uncut)
         if not links.are_any:
@@ -158,8 +158,8 @@ class AnyCut:
             first = replace(first, takes=links.takes(metaop))
             if (spread := links.spread(metaop)) is not None:
                 each_s = np.broadcast_to(longer_s, shares.tp.shape)[spread.numbers]
-                own = shares.taken(spread.numbers)
-                first = _Stage(1, own, each_s, beside_s=spread.sum_s, spread=spread)
+                spread_shares = shares.taken(spread.numbers)
+                first = _Stage(1, spread_shares, each_s, beside_s=spread.sum_s, spread=spread)
             of[metaop.name] = (first, *others)
         bound_s, _ = _least_s(self._stages(of), self._cluster)
         return max(self.lower_bound_s, bound_s)
@@ -171,13 +171,13 @@ class AnyCut:
     @cached_property
     def _in_micro_batches(self) -> dict[str, Shares]:
         """The shares that are no larger than the micro-batches that are asked for."""
-        found, counts = dict(self._shares), self._micro_batches or {}
+        within, counts = dict(self._shares), self._micro_batches or {}
         for metaop in self._profile.metaops:
             shares, count = self._shares[metaop.name], counts.get(metaop.task, 1)
             is_within = shares.fewest <= metaop.batch_size / count
             if count > 1 and is_within.any():
-                found[metaop.name] = shares.taken(is_within)
-        return found
+                within[metaop.name] = shares.taken(is_within)
+        return within
 
     @cached_property
     def _without_more(self) -> tuple[float, tuple[tuple[int, ...], ...]]:
@@ -230,19 +230,19 @@ class AnyCut:
                 for name in names:
                     uses[name][f"room_{number}"] = kept[name].num_bytes / room
         stages: dict[str, tuple[_Stage, ...]] = {
-            name: (_Stage(by_name[name].num_ops, kept[name].shares, uses=own),)
-            for name, own in uses.items()
-            if own
+            name: (_Stage(by_name[name].num_ops, kept[name].shares, uses=stage_uses),)
+            for name, stage_uses in uses.items()
+            if stage_uses
         }
         return stages, rows
 
 
 def _before(metaop: MetaOpProfile, by_name: Mapping[str, MetaOpProfile]) -> set[str]:
     """The MetaOps that one hangs on."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name in metaop.inputs:
-        found |= {name, *_before(by_name[name], by_name)}
-    return found
+        names |= {name, *_before(by_name[name], by_name)}
+    return names
 
 
 def _least_s(
@@ -259,28 +259,69 @@ def _least_s(
     """
     numbers = np.array(devices_of_kinds(cluster), float)
     possible = [_always_possible(stage, numbers) for stage in stages]
-    serial_s = sum(
+    unit_s = 2 * max(_serial_s(stages, possible, numbers), SHORTEST_S)
+    chains = chain_rows(_consumers(stages)) if has_chains else [{} for _ in stages]
+    devices = device_rows(numbers.tolist())
+    rows = {name: row for chain in chains for name, row in chain.items()}
+    rows |= {f"busy_{n}": Row({END: -1.0}) for n, stage in enumerate(stages) if stage.spread is not None}
+    uses = [
+        _uses(number, stage, (*chain,), (*devices,), unit_s)
+        for number, (stage, chain) in enumerate(zip(stages, chains, strict=True))
+    ]
+    rows |= _waits(stages, uses, unit_s)
+    choices = [
+        _OnShares(
+            stage.num_ops,
+            tuple(used),
+            (share, *(stage.first or first_of(stage.shares, stage.chain_s, stage.device_s))),
+            np.array(list(used.values())).T,
+        )
+        for stage, used, share in zip(stages, uses, possible, strict=True)
+    ]
+    solution = bounded(choices, rows | devices | dict(more or {}))
+    picked = tuple(tuple(share for share, _ in allocations) for allocations in solution.ops)
+    return float(solution.at_least * unit_s), picked
+
+
+def _serial_s(stages: Sequence[_Stage], shares: Sequence[int], numbers: Array) -> float:
+    """Seconds of all stages one after another, each on such shares, and of what they wait for."""
+    seconds = sum(
         stage.num_ops * float(_alone_s(stage, numbers)[share])
-        + sum(each.own_s[share] for each in stage.takes)
-        for stage, share in zip(stages, possible, strict=True)
+        + sum(taken.own_s[share] for taken in stage.takes)
+        for stage, share in zip(stages, shares, strict=True)
     )
-    unit_s = 2 * max(float(serial_s), SHORTEST_S)
+    return float(seconds)
+
+
+def _consumers(stages: Sequence[_Stage]) -> list[list[int]]:
+    """The stages that take from each."""
     consumers: list[list[int]] = [[] for _ in stages]
     for number, stage in enumerate(stages):
         for producer in stage.inputs:
             consumers[producer].append(number)
-    chains = chain_rows(consumers) if has_chains else [{} for _ in stages]
-    devices = device_rows(numbers.tolist())
-    rows = {name: row for own in chains for name, row in own.items()}
-    rows |= {f"busy_{n}": Row({END: -1.0}) for n, stage in enumerate(stages) if stage.spread is not None}
-    uses: list[dict[str, Array]] = []
-    for number, (stage, chain) in enumerate(zip(stages, chains, strict=True)):
-        uses.append(dict.fromkeys(chain, stage.chain_s / unit_s))
-        if stage.spread is not None:
-            uses[-1][f"busy_{number}"] = (stage.device_s / stage.spread.most + stage.beside_s) / unit_s
-        for kind, name in enumerate(devices):
-            uses[-1][name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
-        uses[-1].update(stage.uses)
+    return consumers
+
+
+def _uses(
+    number: int, stage: _Stage, chain: tuple[str, ...], devices: tuple[str, ...], unit_s: float
+) -> dict[str, Array]:
+    """What an op of a stage uses of each row, by share.
+
+    Args:
+        number: of the stage.
+        chain, devices: names of the rows of what comes behind it, and of the types of device.
+    """
+    uses: dict[str, Array] = dict.fromkeys(chain, stage.chain_s / unit_s)
+    if stage.spread is not None:
+        uses[f"busy_{number}"] = (stage.device_s / stage.spread.most + stage.beside_s) / unit_s
+    for kind, name in enumerate(devices):
+        uses[name] = stage.device_s / unit_s * (stage.shares.kinds == kind)
+    return uses | dict(stage.uses)
+
+
+def _waits(stages: Sequence[_Stage], uses: Sequence[dict[str, Array]], unit_s: float) -> dict[str, Row]:
+    """The rows that say what stages wait for (`_Stage.takes`); what ops use of them is added to `uses`."""
+    rows: dict[str, Row] = {}
     for number, stage in enumerate(stages):
         for place, taken in enumerate(stage.takes):
             producer, name = stage.inputs[taken.place], f"takes_{number}_{place}"
@@ -289,18 +330,7 @@ def _least_s(
             less_s = taken.less_s if before.spread is None else taken.less_s[before.spread.numbers]
             uses[producer][name] = (before.chain_s - less_s) / unit_s
             uses[number][name] = taken.own_s / unit_s
-    choices = [
-        _OnShares(
-            stage.num_ops,
-            tuple(own),
-            (share, *(stage.first or first_of(stage.shares, stage.chain_s, stage.device_s))),
-            np.array(list(own.values())).T,
-        )
-        for stage, own, share in zip(stages, uses, possible, strict=True)
-    ]
-    found = bounded(choices, rows | devices | dict(more or {}))
-    picked = tuple(tuple(share for share, _ in own) for own in found.ops)
-    return float(found.at_least * unit_s), picked
+    return rows
 
 
 @dataclass(frozen=True, eq=False)

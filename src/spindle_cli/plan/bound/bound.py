@@ -56,7 +56,8 @@ class Bound:
     def op_s(self) -> tuple[float, ...]:
         """Return the seconds that an op of each node takes in the optimum, on average."""
         return tuple(
-            sum(column.op_s * ops for column, ops in own) / sum(ops for _, ops in own) for own in self.ops
+            sum(column.op_s * ops for column, ops in allocations) / sum(ops for _, ops in allocations)
+            for allocations in self.ops
         )
 
 
@@ -68,19 +69,22 @@ def lower_bound(problem: Problem) -> Bound:
     """
     nodes, unit_s = problem.nodes, problem.serial_s
     choices, rows = _program(problem, problem.fallback)
-    found = bounded(choices, rows)
-    prices = tuple(found.prices[name] for name in device_rows(problem.devices_of_types))
+    solution = bounded(choices, rows)
+    prices = tuple(solution.prices[name] for name in device_rows(problem.devices_of_types))
     return Bound(
-        lower_bound_s=found.at_least * unit_s,
-        ops=tuple(tuple((column, ops) for column, ops in own if ops > FEWEST_OPS) for own in found.ops),
-        start_s=tuple(found.levels[f"start_{node.index}"] * unit_s for node in nodes),
+        lower_bound_s=solution.at_least * unit_s,
+        ops=tuple(
+            tuple((column, ops) for column, ops in allocations if ops > FEWEST_OPS)
+            for allocations in solution.ops
+        ),
+        start_s=tuple(solution.levels[f"start_{node.index}"] * unit_s for node in nodes),
         device_value_s={
-            kind: price * found.optimum * unit_s
+            kind: price * solution.optimum * unit_s
             for kind, price in zip(problem.cluster.num_of_type, prices, strict=True)
         },
         prices=prices,
-        critical=tuple(sum(found.prices[name] for name in choice.chain) for choice in choices),
-        row_prices=found.prices,
+        critical=tuple(sum(solution.prices[name] for name in choice.chain) for choice in choices),
+        row_prices=solution.prices,
     )
 
 
@@ -122,13 +126,13 @@ class _Run:
 
     def uses(self, allocation: Column) -> Array:
         op_s, counts = allocation
-        own = [op_s / self.unit_s] * len(self.chain)
-        return np.array(own + [count * op_s / self.unit_s for count in counts])
+        chain_uses = [op_s / self.unit_s] * len(self.chain)
+        return np.array(chain_uses + [count * op_s / self.unit_s for count in counts])
 
     def cheapest(self, prices: Array) -> Column:
         critical, of_types = float(prices[: len(self.chain)].sum()), prices[len(self.chain) :].tolist()
-        found = [offer.cheapest(of_types, critical) for offer in self.offers]
-        columns = [column for column in found if column is not None]
+        offered = [offer.cheapest(of_types, critical) for offer in self.offers]
+        columns = [column for column in offered if column is not None]
         return min(columns, key=lambda column: column.cost(of_types, critical))
 
 
@@ -147,7 +151,7 @@ def _program(problem: Problem, split: MemoryFallback) -> tuple[list[_Run], dict[
         )
         for node, chain in zip(problem.nodes, chains, strict=True)
     ]
-    return choices, {name: row for own in chains for name, row in own.items()} | devices
+    return choices, {name: row for rows in chains for name, row in rows.items()} | devices
 
 
 def _first(node: Node, cluster: Cluster) -> tuple[Column, ...]:
@@ -181,5 +185,5 @@ def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point, forwards: flo
     """The devices of an allocation on all of them, with the time of their best cut: strategies cut a batch in
     ways of their own.
     """
-    same_tp = [each for each in pricings(metaop, cluster, forwards) if each.tp == point.tp]
-    return Column(min([point.op_s, *(each.shortest_s for each in same_tp)]), column_of(point).counts)
+    same_tp = [pricing for pricing in pricings(metaop, cluster, forwards) if pricing.tp == point.tp]
+    return Column(min([point.op_s, *(pricing.shortest_s for pricing in same_tp)]), column_of(point).counts)

@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 def starts_together(metaop: MetaOpProfile) -> bool:
     """Whether all devices that run an op of a MetaOp start it together, with all samples there."""
-    return metaop.coupled or any(each.forward > 0 for each in metaop.batch_sums)
+    return metaop.coupled or any(batch_sum.forward > 0 for batch_sum in metaop.batch_sums)
 
 
 class OverLinks:
@@ -76,9 +76,9 @@ class OverLinks:
         if not metaop.batch_sums:
             return 0.0
         both_s = np.zeros(self._least.num_devices + 1)
-        for each in metaop.batch_sums:
-            least_s = self._least.gather_in_pass_s if each.kind == "gather" else self._least.sum_s
-            both_s += (each.forward + each.backward) * least_s(each.num_bytes)
+        for batch_sum in metaop.batch_sums:
+            least_s = self._least.gather_in_pass_s if batch_sum.kind == "gather" else self._least.sum_s
+            both_s += (batch_sum.forward + batch_sum.backward) * least_s(batch_sum.num_bytes)
         shares = self._shares[metaop.name]
         count = self._at_least(shares)
         on_all_s = self._of(both_s, np.where(count > 1, count * shares.tp, 1))
@@ -90,7 +90,7 @@ class OverLinks:
         """
         if not starts_together(metaop) or metaop.name not in self._whole:
             return ()
-        own, found = self._shares[metaop.name], []
+        shares, taken = self._shares[metaop.name], []
         for place, name in enumerate(metaop.inputs):
             producer = self._profile.by_name[name]
             if producer.batch_size != metaop.batch_size:
@@ -104,8 +104,8 @@ class OverLinks:
                 rates.append((least.between_bytes_per_s, least.most_in_node))
             for bytes_per_s, makers in rates:
                 sample_s = sample_bytes / bytes_per_s
-                found.append(Taken(place, own.fewest / own.tp * sample_s, makers * largest * sample_s))
-        return tuple(found)
+                taken.append(Taken(place, shares.fewest / shares.tp * sample_s, makers * largest * sample_s))
+        return tuple(taken)
 
     def parts(self, metaop: MetaOpProfile) -> tuple[int, ...]:
         """Into how many ops a MetaOp is cut, so that its first op is apart, or its last one, where links ask
@@ -136,9 +136,9 @@ class OverLinks:
         numbers, places = np.repeat(every, len(most)), np.tile(np.arange(len(most)), len(every))
         groups = np.ceil(np.maximum(fewest[places], needed[numbers]) / tp[numbers])
         sum_s = np.zeros(len(groups))
-        for each in np.unique(tp):
-            own = tp[numbers] == each
-            sum_s[own] = self._of(self._update_s(metaop, int(each)), groups[own])
+        for degree in np.unique(tp):
+            of_degree = tp[numbers] == degree
+            sum_s[of_degree] = self._of(self._update_s(metaop, int(degree)), groups[of_degree])
         return Spread(numbers, most[places], sum_s)
 
     def _is_summed(self, metaop: MetaOpProfile) -> bool:
@@ -150,7 +150,7 @@ class OverLinks:
         block, profile, least = self._first_block(metaop), self._profile, self._least
         if block is None:
             return np.zeros(least.num_devices + 1)
-        trained = block.trained_bytes - sum(each.num_bytes for each in metaop.matrices if each.op == 0)
+        trained = block.trained_bytes - sum(matrix.num_bytes for matrix in metaop.matrices if matrix.op == 0)
         part = max(0.0, trained) / block.parts(tp)
         seconds = least.sum_s(profile.gradient_bytes_per_param * part)
         if profile.optimizer_state_sharded:
@@ -162,7 +162,7 @@ class OverLinks:
     @staticmethod
     def _first_block(metaop: MetaOpProfile) -> BlockUse | None:
         """Return the first op's block with most trained whose gradients are summed as they are."""
-        matrices = {each.parameter for each in metaop.matrices}
+        matrices = {matrix.parameter for matrix in metaop.matrices}
         blocks = [use for use in blocks_of(metaop, 0) if not use.is_gathered and use.block[0] not in matrices]
         return max(blocks, key=lambda use: use.trained_bytes, default=None)
 
@@ -171,9 +171,9 @@ class OverLinks:
         """The MetaOps of tasks that are in one micro-batch, with those that they exchange values with."""
         part_of = parts_of(self._profile.metaops)
         whole = {
-            part_of[each.name]
-            for each in self._profile.metaops
-            if needs_whole_batch(each) or each.task in self._uncut
+            part_of[metaop.name]
+            for metaop in self._profile.metaops
+            if needs_whole_batch(metaop) or metaop.task in self._uncut
         }
         return frozenset(name for name, part in part_of.items() if part in whole)
 
@@ -181,7 +181,7 @@ class OverLinks:
     def _taken(self) -> frozenset[str]:
         """The MetaOps from whose last op others take something that links are asked for."""
         return frozenset(
-            metaop.inputs[each.place] for metaop in self._profile.metaops for each in self.takes(metaop)
+            metaop.inputs[taken.place] for metaop in self._profile.metaops for taken in self.takes(metaop)
         )
 
     @cached_property

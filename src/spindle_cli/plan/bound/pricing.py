@@ -70,13 +70,13 @@ def hull(seconds: Sequence[float], costs: Sequence[float]) -> list[int]:
     cost at least as much as mixes of these.
     """
     corners: list[int] = []
-    for place, (own_s, own) in enumerate(zip(seconds, costs, strict=True)):
-        if corners and own >= costs[corners[-1]]:
+    for place, (op_s, cost) in enumerate(zip(seconds, costs, strict=True)):
+        if corners and cost >= costs[corners[-1]]:
             continue  # slower and no cheaper
         while len(corners) > 1:
             left, middle = corners[-2:]
-            height, rise = costs[middle] - costs[left], own - costs[left]
-            if height * (own_s - seconds[left]) < rise * (seconds[middle] - seconds[left]):
+            height, rise = costs[middle] - costs[left], cost - costs[left]
+            if height * (op_s - seconds[left]) < rise * (seconds[middle] - seconds[left]):
                 break
             corners.pop()
         corners.append(place)
@@ -104,7 +104,7 @@ class Pricing:
     def __init__(self, times: ShareTimes, groups: Sequence[int]) -> None:
         self.tp, self._batch_size = times.tp, times.batch_size
         self._groups = groups
-        shortest = [each.at_least_s[1:] for each in times.of_types]
+        shortest = [type_times.at_least_s[1:] for type_times in times.of_types]
         self._op_s: Seconds = np.unique(np.concatenate([s[np.isfinite(s)] for s in shortest]))
         # By type and time: samples of one share, 0 where none is through by then.
         self._samples = np.array([np.searchsorted(s, self._op_s, side="right") for s in shortest], float)

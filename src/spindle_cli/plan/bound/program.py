@@ -20,14 +20,14 @@ node says which is cheapest by some prices, and the program gets these until non
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from spindle_cli.plan.bound.solver import LinearProgram
+from spindle_cli.plan.bound.solver import LinearProgram, Solution
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Allocation = TypeVar("Allocation", bound=Hashable)
@@ -103,44 +103,70 @@ def bounded(choices: Sequence[Choice[Allocation]], rows: Mapping[str, Row]) -> B
         solved = _solved(choices, rows, picked)
         at_least, cheapest = proven(choices, rows, solved.prices)
         best = max(best, at_least)
-        fresh = [one not in own for own, one in zip(picked, cheapest, strict=True)]
+        fresh = [
+            allocation not in allocations for allocations, allocation in zip(picked, cheapest, strict=True)
+        ]
         if best >= solved.optimum * (1 - CLOSE) or not any(fresh):
             break
-        for own, one, is_fresh in zip(picked, cheapest, fresh, strict=True):
-            own += [one] * is_fresh
+        for allocations, allocation, is_fresh in zip(picked, cheapest, fresh, strict=True):
+            allocations += [allocation] * is_fresh
     return Bounded(best, solved.optimum, solved.ops, solved.levels, solved.prices)
 
 
 def _solved(
     choices: Sequence[Choice[Allocation]], rows: Mapping[str, Row], picked: Sequence[Sequence[Allocation]]
 ) -> Bounded[Allocation]:
-    """The optimum over the allocations that are picked, which proves nothing yet."""
+    """Solve the program over the allocations that are picked."""
     program = LinearProgram("bound")
     levels = {level: program.variable(level) for level in _levels(rows)}
     program.minimise({levels[END]: 1.0})
     terms = {name: {levels[level]: by for level, by in row.levels.items()} for name, row in rows.items()}
     runs, last = [], {name: number for number, choice in enumerate(choices) for name in choice.rows}
-    for number, (choice, own) in enumerate(zip(choices, picked, strict=True)):
-        runs.append([program.variable(f"x_{number}_{place}") for place in range(len(own))])
+    for number, (choice, allocations) in enumerate(zip(choices, picked, strict=True)):
+        runs.append([program.variable(f"x_{number}_{place}") for place in range(len(allocations))])
         program.equal(f"ops_{number}", dict.fromkeys(runs[-1], 1.0), choice.num_ops)
-        for x, allocation in zip(runs[-1], own, strict=True):
-            for name, use in zip(choice.rows, choice.uses(allocation).tolist(), strict=True):
-                if use:
-                    terms[name][x] = use
+        _add_uses(terms, choice, allocations, runs[-1])
         # Of equally good optima the solver finds one by the order of rows, and searches begin with it: what a
         # chain uses stands together.
         for name in choice.rows:
             if last[name] == number:
                 program.at_most(name, terms[name], rows[name].at_most)
-    solution = program.solve()
-    each = zip(picked, runs, strict=True)
+    return _optimum(program.solve(), picked, runs, levels, rows)
+
+
+def _optimum(
+    solution: Solution,
+    picked: Sequence[Sequence[Allocation]],
+    runs: Sequence[Sequence[Any]],
+    levels: Iterable[str],
+    rows: Iterable[str],
+) -> Bounded[Allocation]:
+    """The solution by the names and allocations of the program, which proves nothing yet. `runs`: of each
+    node, how many ops run on each allocation.
+    """
     return Bounded(
         0.0,
         solution.objective,
-        tuple(tuple((a, solution.values[x.name]) for a, x in zip(*both, strict=True)) for both in each),
+        tuple(
+            tuple(zip(allocations, (solution.values[run.name] for run in of_choice), strict=True))
+            for allocations, of_choice in zip(picked, runs, strict=True)
+        ),
         {name: solution.values[name] for name in levels},
         {name: abs(solution.duals[name]) for name in rows},
     )
+
+
+def _add_uses(
+    terms: Mapping[str, dict[Any, float]],
+    choice: Choice[Allocation],
+    allocations: Sequence[Allocation],
+    runs: Sequence[Any],
+) -> None:
+    """Add to rows what an op uses of them on each allocation. `runs`: how many ops run on these."""
+    for run, allocation in zip(runs, allocations, strict=True):
+        for name, use in zip(choice.rows, choice.uses(allocation).tolist(), strict=True):
+            if use:
+                terms[name][run] = use
 
 
 def proven(
@@ -155,9 +181,9 @@ def proven(
     terms = [-row.at_most * prices[name] for name, row in rows.items()]
     cheapest = []
     for choice in choices:
-        own = np.array([prices[name] for name in choice.rows])
-        cheapest.append(choice.cheapest(own))
-        terms.append(choice.num_ops * float(choice.uses(cheapest[-1]) @ own))
+        row_prices = np.array([prices[name] for name in choice.rows])
+        cheapest.append(choice.cheapest(row_prices))
+        terms.append(choice.num_ops * float(choice.uses(cheapest[-1]) @ row_prices))
     return (sum(terms) - FLOAT_SLACK * sum(map(abs, terms))) / (1 + broken), cheapest
 
 
@@ -171,12 +197,14 @@ def chain_rows(consumers: Sequence[Sequence[int]]) -> list[dict[str, Row]]:
     Args:
         consumers: of each node, those that start behind it.
     """
-    found = []
-    for number, others in enumerate(consumers):
+    rows = []
+    for number, followers in enumerate(consumers):
         begin = {f"start_{number}": 1.0}
-        edges = {f"edge_{number}_{other}": Row(begin | {f"start_{other}": -1.0}) for other in others}
-        found.append(edges or {f"end_{number}": Row(begin | {END: -1.0})})
-    return found
+        edges = {
+            f"edge_{number}_{follower}": Row(begin | {f"start_{follower}": -1.0}) for follower in followers
+        }
+        rows.append(edges or {f"end_{number}": Row(begin | {END: -1.0})})
+    return rows
 
 
 def device_rows(counts: Sequence[float]) -> dict[str, Row]:

@@ -40,12 +40,12 @@ def fits_alone(metaop: MetaOpProfile, shares: Shares, cluster: Cluster) -> Array
         most[number] = max(most[number], num_bytes)
     taken = np.zeros(len(shares.tp))
     for tp in np.unique(shares.tp):
-        own = shares.tp == tp
-        least = np.full(int(own.sum()), np.inf)
-        for needs in _needs(metaop, int(tp), shares.fewest[own] / metaop.batch_size):
+        of_degree = shares.tp == tp
+        least = np.full(int(of_degree.sum()), np.inf)
+        for needs in _needs(metaop, int(tp), shares.fewest[of_degree] / metaop.batch_size):
             least = np.minimum(least, np.maximum(needs.forward, needs.kept + needs.backward))
         held = min(held_param_bytes(metaop, op, int(tp)) for op in range(metaop.num_ops))
-        taken[own] = held + least
+        taken[of_degree] = held + least
     return np.asarray(taken <= most[shares.kinds])
 
 
@@ -53,11 +53,11 @@ def keeping_less(metaop: MetaOpProfile, shares: Shares) -> Kept:
     """Shares whose ops keep all, only what takes longest, or their inputs alone."""
     kept, selected = np.zeros(len(shares.tp)), np.zeros(len(shares.tp))
     for tp in np.unique(shares.tp):
-        own = shares.tp == tp
-        of_kinds = list(_needs(metaop, int(tp), shares.fewest[own] / metaop.batch_size))
-        copies = tp * metaop.batch_size / shares.most[own]
-        kept[own] = copies * np.min([needs.kept for needs in of_kinds], axis=0)
-        selected[own] = copies * np.min([needs.selected for needs in of_kinds], axis=0)
+        of_degree = shares.tp == tp
+        of_kinds = list(_needs(metaop, int(tp), shares.fewest[of_degree] / metaop.batch_size))
+        copies = tp * metaop.batch_size / shares.most[of_degree]
+        kept[of_degree] = copies * np.min([needs.kept for needs in of_kinds], axis=0)
+        selected[of_degree] = copies * np.min([needs.selected for needs in of_kinds], axis=0)
     inputs = np.full_like(kept, inner_bytes(metaop))
     ways = [(0.0, kept), (1.0, np.minimum(inputs, kept))]
     if metaop.selective_share is not None:

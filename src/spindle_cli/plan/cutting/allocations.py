@@ -38,14 +38,14 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> t
         NoPlanError: there is none.
     """
     of_degrees = share_times(metaop, cluster, degrees=degrees_of(metaop, cluster, least_tp))
-    found = _of_groups(of_degrees, groups_of_degrees(of_degrees, cluster))
-    if not found:
+    points = _of_groups(of_degrees, groups_of_degrees(of_degrees, cluster))
+    if not points:
         raise NoPlanError(
             f"{metaop.name}: it has no allocation on the types of device of {cluster.name!r}: "
             f"{', '.join(cluster.types)}",
             hint="Profile it there for as many devices as there are, or for fewer.",
         )
-    return found
+    return points
 
 
 @lru_cache(_MOST_KEPT)
@@ -53,8 +53,8 @@ def _of_groups(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...]
     """Return the allocations that no other beats, of so many groups of devices of each type for each degree;
     one object for equal times.
     """
-    each = zip(of_degrees, groups, strict=True)
-    return unbeaten(point for times, room in each for point in _of_degree(times, room))
+    degrees = zip(of_degrees, groups, strict=True)
+    return unbeaten(point for times, room in degrees for point in _of_degree(times, room))
 
 
 @lru_cache(_MOST_KEPT)
@@ -68,9 +68,9 @@ def _of_degree(times: ShareTimes, room: tuple[int, ...]) -> tuple[Point, ...]:
 def cut_into(times: ShareTimes, counts: Iterable[tuple[int, ...]]) -> Iterator[Point]:
     """Allocations of these numbers of shares of each type, where there are samples for that many."""
     cutter = cutter_of(times)
-    for own in counts:
-        samples = cutter.cut(own) if 0 < sum(own) <= times.batch_size else None
-        point = None if samples is None else point_of_cut(times, own, samples)
+    for shares in counts:
+        samples = cutter.cut(shares) if 0 < sum(shares) <= times.batch_size else None
+        point = None if samples is None else point_of_cut(times, shares, samples)
         if point is not None:
             yield point
 
@@ -82,33 +82,33 @@ def unbeaten(points: Iterable[Point]) -> tuple[Point, ...]:
 
 def _fastest_first(points: Iterable[Point]) -> tuple[Point, ...]:
     """Return allocations that no other beats, the fastest first; beating is transitive."""
-    found: list[Point] = []
+    fastest: list[Point] = []
     in_order = sorted(points, key=lambda point: (point.op_s, point.num_devices))
     counts = np.array([point.counts for point in in_order])
     kept = np.empty_like(counts)
-    for point, own in zip(in_order, counts, strict=True):
-        if not (kept[: len(found)] <= own).all(axis=1).any():
-            kept[len(found)] = own
-            found.append(point)
-    return tuple(found)
+    for point, point_counts in zip(in_order, counts, strict=True):
+        if not (kept[: len(fastest)] <= point_counts).all(axis=1).any():
+            kept[len(fastest)] = point_counts
+            fastest.append(point)
+    return tuple(fastest)
 
 
 def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[int, ...]:
     """Degrees of tensor parallelism of at least so much, or the largest that the cluster's nodes have room
     for; ascending.
     """
-    known = sorted({share.tp for share in metaop.shares} | {point.tp for point in metaop.curve})
-    room = [tp for tp in known if any(groups_of_type(cluster, kind, tp) for kind in cluster.types)]
+    degrees = sorted({share.tp for share in metaop.shares} | {point.tp for point in metaop.curve})
+    room = [tp for tp in degrees if any(groups_of_type(cluster, kind, tp) for kind in cluster.types)]
     least = min(least_tp, max(room, default=1))
-    return tuple(tp for tp in known if tp >= least)
+    return tuple(tp for tp in degrees if tp >= least)
 
 
 def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, Point]]:
     """For each degree of tensor parallelism with which all of these run on all devices, their allocations by
     name, each batch cut so that its shares end together; the least degree first.
     """
-    found: list[dict[str, Point]] = []
-    common = set.intersection(*(set(degrees_of(each, cluster)) for each in metaops))
+    of_degrees: list[dict[str, Point]] = []
+    common = set.intersection(*(set(degrees_of(metaop, cluster)) for metaop in metaops))
     for tp in sorted(common):
         counts = tuple(groups_of_type(cluster, kind, tp) for kind in cluster.types)
         if tp * sum(counts) < cluster.num_devices:
@@ -120,15 +120,18 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
             point = None if samples is None else point_of_cut(times, counts, samples)
             points |= {} if point is None else {metaop.name: point}
         if len(points) == len(metaops):
-            found.append(points)
-    return found
+            of_degrees.append(points)
+    return of_degrees
 
 
 def _counts(groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Numbers of shares of each type that are tried, with so many groups of devices of each."""
     lists = (_sizes_up_to(groups, sizes) for sizes in (FINE, MEDIUM, COARSE))
-    each = next((each for each in lists if prod(map(len, each)) <= MOST_COMBINATIONS), None)
-    return product(*(each or _sizes_up_to(groups, COARSE)))
+    sizes_of_types = next(
+        (sizes_of_types for sizes_of_types in lists if prod(map(len, sizes_of_types)) <= MOST_COMBINATIONS),
+        None,
+    )
+    return product(*(sizes_of_types or _sizes_up_to(groups, COARSE)))
 
 
 def _sizes_up_to(groups: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -157,11 +160,11 @@ def point_of_cut(times: ShareTimes, counts: Sequence[int], samples: Sequence[int
     """
     kinds = [number for number, count in enumerate(counts) for _ in range(count)]
     parts = dict.fromkeys(zip(kinds, samples, strict=True))
-    known = [times.of_types[number].of_samples[count] for number, count in parts]
-    found = [each for each in known if each is not None]
-    if len(found) < len(known):
+    of_parts = [times.of_types[number].of_samples[count] for number, count in parts]
+    ops = [op for op in of_parts if op is not None]
+    if len(ops) < len(of_parts):
         return None
-    forward_s, backward_s = (max(each) for each in list(zip(*found, strict=True))[:2])
+    forward_s, backward_s = (max(seconds) for seconds in list(zip(*ops, strict=True))[:2])
     dp = sum(counts)
     return Point(
         num_devices=dp * times.tp,

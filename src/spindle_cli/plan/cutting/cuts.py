@@ -35,8 +35,8 @@ class Cutter:
 
     def __init__(self, times: ShareTimes) -> None:
         self._times = times
-        known = [each.at_most_s[np.isfinite(each.at_most_s)] for each in times.of_types]
-        self._longest_s = np.unique(np.concatenate(known))
+        known_s = [type_times.at_most_s[np.isfinite(type_times.at_most_s)] for type_times in times.of_types]
+        self._longest_s = np.unique(np.concatenate(known_s))
         self._most = [self._most_within(number) for number in range(len(times.of_types))]
 
     def _most_within(self, number: int) -> list[int]:
@@ -60,8 +60,8 @@ class Cutter:
         used = [number for number, count in enumerate(counts) if count]
 
         def does(place: int) -> bool:
-            each = [self._most[number][place] for number in used]
-            return min(each) > 0 and sum(map(_times, each, (counts[n] for n in used))) >= batch_size
+            most = [self._most[number][place] for number in used]
+            return min(most) > 0 and sum(map(_times, most, (counts[n] for n in used))) >= batch_size
 
         place = bisect_left(range(len(self._longest_s)), True, key=does)
         if place == len(self._longest_s):
@@ -77,15 +77,17 @@ class Cutter:
             (number for number, count in enumerate(counts) if count),
             key=lambda number: -self._times.of_types[number].at_most_s[most[number]],
         )
-        each: dict[int, list[int]] = {}
+        samples_of_type: dict[int, list[int]] = {}
         for number in order:
             count = counts[number]
             spare = count * (most[number] - self._times.of_types[number].fewest)
             taken = min(surplus, spare)
             surplus -= taken
             left = count * most[number] - taken
-            each[number] = [left * (place + 1) // count - left * place // count for place in range(count)]
-        cut = tuple(samples for number in sorted(each) for samples in each[number])
+            samples_of_type[number] = [
+                left * (place + 1) // count - left * place // count for place in range(count)
+            ]
+        cut = tuple(samples for number in sorted(samples_of_type) for samples in samples_of_type[number])
         return None if surplus or not self._is_known(counts, cut) else cut
 
     def _is_known(self, counts: Sequence[int], cut: Sequence[int]) -> bool:

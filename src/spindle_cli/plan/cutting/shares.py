@@ -95,13 +95,11 @@ def share_times(
 @lru_cache(_MOST_KEPT)
 def _of_type(shares: KnownShares, batch_size: int, forwards: float) -> TypeTimes:
     of_samples = (None, *(shares.seconds(samples) for samples in range(1, batch_size + 1)))
-    op_s = np.array(
-        [np.inf if each is None else forwards * each.forward_s + each.backward_s for each in of_samples]
-    )
+    op_s = np.array([np.inf if op is None else forwards * op.forward_s + op.backward_s for op in of_samples])
     known_s = np.where(np.isinf(op_s), -np.inf, op_s)
     at_most_s = np.maximum.accumulate(known_s)
     at_most_s[np.isinf(op_s)] = np.inf
     at_least_s = np.minimum.accumulate(op_s[::-1])[::-1]
-    found = np.flatnonzero(np.isfinite(op_s))
-    fewest = int(found[0]) if found.size else batch_size + 1
+    finite = np.flatnonzero(np.isfinite(op_s))
+    fewest = int(finite[0]) if finite.size else batch_size + 1
     return TypeTimes(of_samples, op_s, at_most_s, at_least_s, fewest)

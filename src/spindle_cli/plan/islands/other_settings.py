@@ -80,27 +80,27 @@ def other_settings(plan: Plan) -> OtherSettings | None:
     """None without islands, and where these are not the plan's cluster over and over, which `check` tells."""
     if plan.islands is None or plan.local_sgd is None:
         return None
-    asked = plan.local_sgd
-    if plan.islands.cluster.node_sizes != plan.cluster.node_sizes * asked.islands:
+    local_sgd = plan.local_sgd
+    if plan.islands.cluster.node_sizes != plan.cluster.node_sizes * local_sgd.islands:
         return None
     every_bits = sorted(get_args(LocalSgd.model_fields["bits"].annotation), reverse=True)
     return OtherSettings(
-        islands=asked.islands,
-        every=asked.every,
-        bits=asked.bits,
+        islands=local_sgd.islands,
+        every=local_sgd.every,
+        bits=local_sgd.bits,
         step_iterations=plan.accumulate,
         inner_s=plan.predicted.iteration_s,
         without_s=plan.islands.without_s,
         of_bits=tuple(
-            _in_bits(plan, asked.model_copy(update={"bits": bits}), plan.islands.without_s)
+            _in_bits(plan, local_sgd.model_copy(update={"bits": bits}), plan.islands.without_s)
             for bits in every_bits
         ),
     )
 
 
-def _in_bits(plan: Plan, asked: LocalSgd, without_s: float | None) -> InBits:
-    sent = max(outer_step_bytes(plan, asked))
-    took_s = outer_step_s(plan, asked, plan.whole_cluster)
+def _in_bits(plan: Plan, local_sgd: LocalSgd, without_s: float | None) -> InBits:
+    sent = max(outer_step_bytes(plan, local_sgd))
+    took_s = outer_step_s(plan, local_sgd, plan.whole_cluster)
     inner_s = plan.predicted.iteration_s
     per_step = took_s / plan.accumulate
     steps = tuple(
@@ -111,11 +111,11 @@ def _in_bits(plan: Plan, asked: LocalSgd, without_s: float | None) -> InBits:
             saved_s=None if without_s is None else without_s - (inner_s + per_step / every),
             saved_to_every_step_s=per_step - per_step / every,
         )
-        for every in sorted({*EVERY, asked.every})
+        for every in sorted({*EVERY, local_sgd.every})
     )
     saves = without_s is not None and inner_s < without_s
     return InBits(
-        bits=asked.bits,
+        bits=local_sgd.bits,
         outer_step_s=took_s,
         outer_step_bytes=sent,
         saves_from=int(per_step / (without_s - inner_s)) + 1 if saves and without_s is not None else None,

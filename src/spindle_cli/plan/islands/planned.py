@@ -18,7 +18,7 @@ from spindle_cli.units import counted
 Planner = Callable[[Profile, Cluster], Plan]
 
 
-def on_islands(profile: Profile, cluster: Cluster, asked: LocalSgd, make: Planner) -> Plan:
+def on_islands(profile: Profile, cluster: Cluster, local_sgd: LocalSgd, make: Planner) -> Plan:
     """The plan of the first island; the others run it on their own devices.
 
     Args:
@@ -29,16 +29,16 @@ def on_islands(profile: Profile, cluster: Cluster, asked: LocalSgd, make: Planne
         NoPlanError: the cluster cannot be divided into such islands, or an island has no plan.
     """
     alone = of_an_island(profile)
-    island = island_of(cluster, asked.islands)
+    island = island_of(cluster, local_sgd.islands)
     plan = make(alone, island)
     planned = PlannedIslands(
         cluster=cluster,
-        outer_step_bytes=outer_step_bytes(plan, asked),
-        outer_step_s=outer_step_s(plan, asked, cluster),
-        without_s=_without_s(alone, cluster, asked, make),
+        outer_step_bytes=outer_step_bytes(plan, local_sgd),
+        outer_step_s=outer_step_s(plan, local_sgd, cluster),
+        without_s=_without_s(alone, cluster, local_sgd, make),
     )
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
-    made = validate(Plan, {**fields, "local_sgd": asked, "islands": planned}, where="the plan")
+    made = validate(Plan, {**fields, "local_sgd": local_sgd, "islands": planned}, where="the plan")
     return made.model_copy(update={"notes": (*made.notes, *lines_of(made))})
 
 
@@ -49,7 +49,7 @@ def of_an_island(profile: Profile) -> Profile:
     return profile.model_copy(update={"local_sgd": None}).of_file(profile.sha256())
 
 
-def _without_s(alone: Profile, cluster: Cluster, asked: LocalSgd, make: Planner) -> float | None:
+def _without_s(alone: Profile, cluster: Cluster, local_sgd: LocalSgd, make: Planner) -> float | None:
     """Predicted seconds of an iteration of the same batches by all devices, which then sum gradients in every
     step; None where there is no such plan.
 
@@ -57,7 +57,7 @@ def _without_s(alone: Profile, cluster: Cluster, asked: LocalSgd, make: Planner)
     that are.
     """
     metaops = [
-        rebatched(metaop, metaop.batch_size * asked.islands, more_devices=asked.islands)
+        rebatched(metaop, metaop.batch_size * local_sgd.islands, more_devices=local_sgd.islands)
         for metaop in alone.metaops
     ]
     try:

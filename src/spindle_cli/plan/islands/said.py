@@ -41,17 +41,17 @@ def islands_report(plan: Plan) -> IslandsReport | None:
     """None where all devices train one model."""
     if plan.islands is None or plan.local_sgd is None:
         return None
-    asked, sent = plan.local_sgd, sum(plan.islands.outer_step_bytes)
+    local_sgd, sent = plan.local_sgd, sum(plan.islands.outer_step_bytes)
     without_s = plan.islands.without_s
     return IslandsReport(
-        islands=asked.islands,
+        islands=local_sgd.islands,
         devices_each=plan.cluster.num_devices,
-        every=asked.every,
-        bits=asked.bits,
+        every=local_sgd.every,
+        bits=local_sgd.bits,
         outer_step_bytes=sent,
         outer_step_s=plan.islands.outer_step_s,
-        bytes_per_step=sent / asked.every,
-        s_per_step=plan.islands.outer_step_s / asked.every,
+        bytes_per_step=sent / local_sgd.every,
+        s_per_step=plan.islands.outer_step_s / local_sgd.every,
         iteration_s=plan.mean_iteration_s,
         without_s=without_s,
         saved_s=None if without_s is None else without_s - plan.mean_iteration_s,
@@ -60,44 +60,44 @@ def islands_report(plan: Plan) -> IslandsReport | None:
 
 def consent_line(plan: Plan) -> str | None:
     """That another model is trained, and which; None where it is not."""
-    found, asked = islands_report(plan), plan.local_sgd
-    if found is None or asked is None:
+    report, local_sgd = islands_report(plan), plan.local_sgd
+    if report is None or local_sgd is None:
         return None
-    outer = f"SGD with lr {asked.outer.lr:g}"
-    if asked.outer.momentum:
-        kind = "Nesterov momentum" if asked.outer.nesterov else "momentum"
-        outer += f" and {kind} {asked.outer.momentum:g}"
-    each = counted(found.devices_each, "device")
+    outer = f"SGD with lr {local_sgd.outer.lr:g}"
+    if local_sgd.outer.momentum:
+        kind = "Nesterov momentum" if local_sgd.outer.nesterov else "momentum"
+        outer += f" and {kind} {local_sgd.outer.momentum:g}"
+    devices = counted(report.devices_each, "device")
     return (
-        f"not the model that plain PyTorch trains on whole batches (train.local_sgd): {found.islands} "
-        f"islands of {each} train a copy each, on equal parts of every batch, and average after "
-        f"every {found.every} steps by {outer}, in {found.bits} bits"
+        f"not the model that plain PyTorch trains on whole batches (train.local_sgd): {report.islands} "
+        f"islands of {devices} train a copy each, on equal parts of every batch, and average after "
+        f"every {report.every} steps by {outer}, in {report.bits} bits"
     )
 
 
 def lines_of(plan: Plan) -> tuple[str, ...]:
     """That, and what it takes and saves, for people."""
-    found, consent = islands_report(plan), consent_line(plan)
-    if found is None or consent is None:
+    report, consent = islands_report(plan), consent_line(plan)
+    if report is None or consent is None:
         return ()
     outer = (
-        f"an outer step takes {format_seconds(found.outer_step_s)}, and each island sends "
-        f"{format_bytes(found.outer_step_bytes)}: {format_seconds(found.s_per_step)} and "
-        f"{format_bytes(round(found.bytes_per_step))} of each step"
+        f"an outer step takes {format_seconds(report.outer_step_s)}, and each island sends "
+        f"{format_bytes(report.outer_step_bytes)}: {format_seconds(report.s_per_step)} and "
+        f"{format_bytes(round(report.bytes_per_step))} of each step"
     )
-    mean = f"an iteration takes {format_seconds(found.iteration_s)} in the mean"
-    return consent, outer, f"{mean}, {_saved(found)}"
+    mean = f"an iteration takes {format_seconds(report.iteration_s)} in the mean"
+    return consent, outer, f"{mean}, {_saved(report)}"
 
 
-def _saved(found: IslandsReport) -> str:
-    if found.without_s is None or found.saved_s is None:
+def _saved(report: IslandsReport) -> str:
+    if report.without_s is None or report.saved_s is None:
         return "and there is no plan for all devices together to compare it with"
     change = (
-        f"{format_seconds(found.saved_s)} saved"
-        if found.saved_s >= 0
-        else f"{format_seconds(-found.saved_s)} lost"
+        f"{format_seconds(report.saved_s)} saved"
+        if report.saved_s >= 0
+        else f"{format_seconds(-report.saved_s)} lost"
     )
     return (
-        f"and would take {format_seconds(found.without_s)} with gradients summed over all devices in every "
+        f"and would take {format_seconds(report.without_s)} with gradients summed over all devices in every "
         f"step: {change}"
     )

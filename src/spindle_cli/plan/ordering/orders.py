@@ -23,8 +23,8 @@ def in_groups(problem: Problem, slices: Sequence[Slice]) -> Iterator[tuple[Pass,
     ended; in order of the slices' start, which `slices` are in.
     """
     parts: dict[int, list[int]] = {}
-    for index, piece in enumerate(slices):
-        parts.setdefault(problem.part_of[piece.metaop], []).append(index)
+    for index, slice_ in enumerate(slices):
+        parts.setdefault(problem.part_of[slice_.metaop], []).append(index)
     size = 1
     while size < len(parts):
         in_order = list(parts.values())
@@ -50,17 +50,17 @@ def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bo
             a backward pass, which gives memory back.
     """
     passes = _Passes.of(problem, slices)
-    missing = {each: len(before) for each, before in passes.before.items()}
+    missing = {pass_: len(before) for pass_, before in passes.before.items()}
     free_s = [0.0] * passes.num_kinds
-    ready_s = {each: 0.0 for each, count in missing.items() if not count}
+    ready_s = {pass_: 0.0 for pass_, count in missing.items() if not count}
     taken_s = dict.fromkeys(missing, 0.0)  # when those that a pass takes from have ended, as far as they have
     order: list[Pass] = []
     while ready_s:
 
-        def urgency(each: Pass) -> tuple[float, float, Pass]:
-            start_s = max(ready_s[each], *(free_s[kind] for kind in passes.kinds[each.slice_index]))
-            rest_s = passes.rest_s[each]
-            return start_s, -rest_s if longest_first else not each.is_backward, each
+        def urgency(pass_: Pass) -> tuple[float, float, Pass]:
+            start_s = max(ready_s[pass_], *(free_s[kind] for kind in passes.kinds[pass_.slice_index]))
+            rest_s = passes.rest_s[pass_]
+            return start_s, -rest_s if longest_first else not pass_.is_backward, pass_
 
         chosen = min(ready_s, key=urgency)
         end_s = urgency(chosen)[0] + passes.seconds[chosen]
@@ -95,25 +95,39 @@ class _Passes:
     @classmethod
     def of(cls, problem: Problem, slices: Sequence[Slice]) -> _Passes:
         before = takes(problem, slices)
-        followers: dict[Pass, list[Pass]] = {each: [] for each in before}
-        for each, others in before.items():
-            for other in others:
-                followers[other].append(each)
-        op_s = [problem.op_s_of(piece) for piece in slices]
+        followers = _followers(before)
+        op_s = [problem.op_s_of(slice_) for slice_ in slices]
         seconds = {
-            each: slices[each.slice_index].num_ops * op_s[each.slice_index][each.is_backward]
-            for each in before
+            pass_: slices[pass_.slice_index].num_ops * op_s[pass_.slice_index][pass_.is_backward]
+            for pass_ in before
         }
         rest_s: dict[Pass, float] = {}
-        for each in reversed(mirrored(range(len(slices)))):
-            rest_s[each] = seconds[each] + max((rest_s[other] for other in followers[each]), default=0.0)
-        runs: list[list[int]] = [[] for _ in range(problem.num_devices)]
-        for index, piece in enumerate(slices):
-            for device in piece.devices:
-                runs[device].append(index)
-        numbers = {own: kind for kind, own in enumerate(dict.fromkeys(map(tuple, runs)))}
-        kinds: list[list[int]] = [[] for _ in slices]
-        for own, kind in numbers.items():
-            for index in own:
-                kinds[index].append(kind)
-        return cls(before, followers, seconds, rest_s, kinds, len(numbers))
+        for pass_ in reversed(mirrored(range(len(slices)))):
+            rest_s[pass_] = seconds[pass_] + max((rest_s[later] for later in followers[pass_]), default=0.0)
+        kinds, num_kinds = _kinds_of_devices(slices, problem.num_devices)
+        return cls(before, followers, seconds, rest_s, kinds, num_kinds)
+
+
+def _followers(before: Mapping[Pass, Sequence[Pass]]) -> dict[Pass, list[Pass]]:
+    """For each pass, those that wait for it. `before`: for each, those that it waits for."""
+    followers: dict[Pass, list[Pass]] = {pass_: [] for pass_ in before}
+    for pass_, earlier_passes in before.items():
+        for earlier in earlier_passes:
+            followers[earlier].append(pass_)
+    return followers
+
+
+def _kinds_of_devices(slices: Sequence[Slice], num_devices: int) -> tuple[list[list[int]], int]:
+    """The kinds of devices that each slice runs on, and how many there are: devices that run the same slices
+    are of one kind.
+    """
+    runs: list[list[int]] = [[] for _ in range(num_devices)]
+    for index, slice_ in enumerate(slices):
+        for device in slice_.devices:
+            runs[device].append(index)
+    distinct = dict.fromkeys(map(tuple, runs))
+    kinds: list[list[int]] = [[] for _ in slices]
+    for kind, run in enumerate(distinct):
+        for index in run:
+            kinds[index].append(kind)
+    return kinds, len(distinct)

@@ -24,17 +24,17 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
     ended: dict[Pass, int] = {}
     started: dict[Pass, int] = {}
     free = [0] * problem.num_devices
-    for each in order:
-        piece = slices[each.slice_index]
-        op_s = problem.op_s_of(piece)[each.is_backward]
-        ready = max((ended[other] for other in before[each]), default=0)
-        start = max(ready, *(free[device] for device in piece.devices))
-        end = start + ceil(piece.num_ops * op_s * ticks_per_s) + 1
-        started[each], ended[each] = start, end
-        for device in piece.devices:
+    for pass_ in order:
+        slice_ = slices[pass_.slice_index]
+        op_s = problem.op_s_of(slice_)[pass_.is_backward]
+        ready = max((ended[earlier] for earlier in before[pass_]), default=0)
+        start = max(ready, *(free[device] for device in slice_.devices))
+        end = start + ceil(slice_.num_ops * op_s * ticks_per_s) + 1
+        started[pass_], ended[pass_] = start, end
+        for device in slice_.devices:
             free[device] = end
-    found = []
-    for index, piece in enumerate(slices):
+    with_times = []
+    for index, slice_ in enumerate(slices):
         forward, backward = Pass(index, is_backward=False), Pass(index, is_backward=True)
         times = {
             "start_s": started[forward] / ticks_per_s,
@@ -42,9 +42,9 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
             "backward_start_s": started[backward] / ticks_per_s,
             "backward_end_s": ended[backward] / ticks_per_s,
         }
-        found.append((started[forward], piece.model_copy(update=times)))
-    found.sort(key=lambda item: item[0])
-    return tuple(piece for _, piece in found)
+        with_times.append((started[forward], slice_.model_copy(update=times)))
+    with_times.sort(key=lambda item: item[0])
+    return tuple(slice_ for _, slice_ in with_times)
 
 
 def takes(problem: Problem, slices: Sequence[Slice]) -> dict[Pass, list[Pass]]:

@@ -53,14 +53,14 @@ def with_sets(plan: Plan, profile: Profile, make: Planner, posing: Posing) -> Pl
     profile = profile.sharded(plan.sharding).weighted(plan.shard_weights)
     sets = _Sets.of(plan, profile, make, posing)
     wholes = [sets.told(0, plan.slices)]
-    if all(len(each.tasks) < len(sets.all_tasks) for each in profile.task_sets):
+    if all(len(task_set.tasks) < len(sets.all_tasks) for task_set in profile.task_sets):
         # No step runs all tasks: their plan is for evaluations, and may be made of the sets' own, so that
         # nothing is held for it alone. Of equals it is that.
         wholes = [*sets.stacked(), *wholes]
     candidates = [sets.best(whole) for whole in wholes]
-    found = [chosen for chosen in candidates if chosen is not None]
-    assert found, "what is left of a plan that fits, fits"
-    best = min(found, key=lambda chosen: chosen.mean_s(sets.shares))
+    fitting = [chosen for chosen in candidates if chosen is not None]
+    assert fitting, "what is left of a plan that fits, fits"
+    best = min(fitting, key=lambda chosen: chosen.mean_s(sets.shares))
     return sets.written(plan, best)
 
 
@@ -75,33 +75,35 @@ class _Sets:
     """
 
     profile: Profile
-    posed: tuple[Posed, ...]
-    own: tuple[tuple[Slice, ...], ...]
+    solvers: tuple[Posed, ...]
+    set_slices: tuple[tuple[Slice, ...], ...]
     apart: bool
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, make: Planner, posing: Posing) -> _Sets:
-        profiles = [of_tasks(profile, each.tasks) for each in profile.task_sets]
-        own = [
-            plan.slices if len(each.metaops) == len(profile.metaops) else make(each).slices
-            for each in profiles
+        profiles = [of_tasks(profile, task_set.tasks) for task_set in profile.task_sets]
+        set_slices = [
+            plan.slices if len(set_profile.metaops) == len(profile.metaops) else make(set_profile).slices
+            for set_profile in profiles
         ]
         apart = plan.cluster.is_mixed or any(
-            piece.backward_s is not None for slices in (plan.slices, *own) for piece in slices
+            slice_.backward_s is not None for slices in (plan.slices, *set_slices) for slice_ in slices
         )
-        posed = tuple(posing.posed(each, plan.cluster) for each in (profile, *profiles))
-        sets = cls(profile, posed, (), apart)
-        return replace(sets, own=tuple(sets.told(number, slices) for number, slices in enumerate(own, 1)))
+        solvers = tuple(posing.posed(some_profile, plan.cluster) for some_profile in (profile, *profiles))
+        sets = cls(profile, solvers, (), apart)
+        return replace(
+            sets, set_slices=tuple(sets.told(number, slices) for number, slices in enumerate(set_slices, 1))
+        )
 
     @property
     def problems(self) -> list[Problem]:
         """The problem of all tasks, then that of each set."""
-        return [each.problem for each in self.posed]
+        return [solver.problem for solver in self.solvers]
 
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each set has."""
-        return tuple(each.share for each in self.profile.task_sets)
+        return tuple(task_set.share for task_set in self.profile.task_sets)
 
     @property
     def all_tasks(self) -> frozenset[str]:
@@ -112,16 +114,18 @@ class _Sets:
         """The sets' own plans one behind the other, each task's slices as in the most frequent set that has
         it; none where no set has some task.
         """
-        by_name, known = self.profile.by_name, set[str]()
+        by_name, seen = self.profile.by_name, set[str]()
         slices: list[Slice] = []
         order: list[Pass] = []
-        for each, own in zip(self.profile.task_sets, self.own, strict=True):
-            new = set(each.tasks) - known
-            added = [piece for piece in own if by_name[piece.metaop].task in new]
-            order += (one._replace(slice_index=one.slice_index + len(slices)) for one in self._order(added))
+        for task_set, set_slices in zip(self.profile.task_sets, self.set_slices, strict=True):
+            new = set(task_set.tasks) - seen
+            added = [slice_ for slice_ in set_slices if by_name[slice_.metaop].task in new]
+            order += (
+                pass_._replace(slice_index=pass_.slice_index + len(slices)) for pass_ in self._order(added)
+            )
             slices += added
-            known |= new
-        if known != self.all_tasks:
+            seen |= new
+        if seen != self.all_tasks:
             return []
         return [
             timed(self.problems[0], slices, order) if self.apart else as_early_as_possible(slices, by_name)
@@ -129,7 +133,7 @@ class _Sets:
 
     def told(self, number: int, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """Slices of a plan, that of all tasks or of the set with this number, with the times that all say."""
-        if not self.apart or all(piece.backward_s is not None for piece in slices):
+        if not self.apart or all(slice_.backward_s is not None for slice_ in slices):
             return tuple(slices)
         return timed(self.problems[number], slices, self._order(slices))
 
@@ -138,7 +142,7 @@ class _Sets:
         tasks = self.profile.task_sets[number - 1].tasks
         if not self.apart:
             return restricted(whole, tasks, self.profile.by_name)
-        some = [piece for piece in whole if self.profile.by_name[piece.metaop].task in tasks]
+        some = [slice_ for slice_ in whole if self.profile.by_name[slice_.metaop].task in tasks]
         return timed(self.problems[number], some, self._order(some))
 
     def _order(self, slices: Sequence[Slice]) -> tuple[Pass, ...]:
@@ -146,31 +150,31 @@ class _Sets:
 
     def best(self, whole: tuple[Slice, ...]) -> InTurn | None:
         """The best choice for the sets beside a plan of all tasks; None where that does not fit."""
-        left = [self._left(number, whole) for number in range(1, len(self.posed))]
-        own = [
+        left = [self._left(number, whole) for number in range(1, len(self.solvers))]
+        choices = [
             alone if self._keeps_buffers(alone, some) else some
-            for alone, some in zip(self.own, left, strict=True)
+            for alone, some in zip(self.set_slices, left, strict=True)
         ]
         best = self._judge(whole, left)
-        if own == left:
+        if choices == left:
             return best
         chosen = left
-        if (other := self._judge(whole, own)) is not None and self._is_better(other, best):
-            best, chosen = other, own
+        if (tried := self._judge(whole, choices)) is not None and self._is_better(tried, best):
+            best, chosen = tried, choices
         for number in range(len(chosen)):
-            for choice in (left[number], own[number]):
+            for choice in (left[number], choices[number]):
                 changed = [*chosen[:number], choice, *chosen[number + 1 :]]
                 if changed != chosen:
-                    other = self._judge(whole, changed)
-                    if other is not None and self._is_better(other, best):
-                        best, chosen = other, changed
+                    tried = self._judge(whole, changed)
+                    if tried is not None and self._is_better(tried, best):
+                        best, chosen = tried, changed
         return best
 
     def _judge(self, whole: tuple[Slice, ...], sets: Sequence[tuple[Slice, ...]]) -> InTurn | None:
         return judge_in_turn(self.problems, [whole, *sets])
 
-    def _is_better(self, one: InTurn, other: InTurn | None) -> bool:
-        return other is None or one.mean_s(self.shares) < other.mean_s(self.shares)
+    def _is_better(self, tried: InTurn, best: InTurn | None) -> bool:
+        return best is None or tried.mean_s(self.shares) < best.mean_s(self.shares)
 
     def _keeps_buffers(self, alone: Collection[Slice], some: Collection[Slice]) -> bool:
         """Whether what changes buffers runs where it does in the plan of all tasks: they stay there."""
@@ -178,23 +182,25 @@ class _Sets:
 
         def places(slices: Collection[Slice]) -> set[object]:
             return {
-                (piece.metaop, piece.ops, piece.devices, piece.dp, piece.rows)
-                for piece in slices
-                if piece.metaop in changing
+                (slice_.metaop, slice_.ops, slice_.devices, slice_.dp, slice_.rows)
+                for slice_ in slices
+                if slice_.metaop in changing
             }
 
         return places(alone) == places(some)
 
     def written(self, plan: Plan, chosen: InTurn) -> Plan:
         """The plan with what was chosen."""
-        every = [piece for slices in chosen.slices for piece in slices]
+        every = [slice_ for slices in chosen.slices for slice_ in slices]
         predicted = [
-            _predicted(chosen, number, posed.lower_bound_s) for number, posed in enumerate(self.posed)
+            _predicted(chosen, number, solver.lower_bound_s) for number, solver in enumerate(self.solvers)
         ]
         predicted[0] = predicted[0].model_copy(update=bounds_of_any_cut(plan.predicted))
         sets = tuple(
-            PlannedSet(tasks=each.tasks, share=each.share, predicted=own, waves=make_waves(slices))
-            for each, own, slices in zip(
+            PlannedSet(
+                tasks=task_set.tasks, share=task_set.share, predicted=set_predicted, waves=make_waves(slices)
+            )
+            for task_set, set_predicted, slices in zip(
                 self.profile.task_sets, predicted[1:], chosen.slices[1:], strict=True
             )
         )
@@ -265,20 +271,22 @@ def _judged(
     joint = joint_of(slices, whole.profile.by_name)
     communicators: tuple[int, ...] | None = None
     memory, predictions = [], []
-    for member, (problem, own) in enumerate(zip(problems, slices, strict=True)):
-        own_placed = placed_slices(problem, own)
-        placed = replace(own_placed, joint=joint, member=member, sums_by_node=sums_by_node)
+    for member, (problem, member_slices) in enumerate(zip(problems, slices, strict=True)):
+        alone = placed_slices(problem, member_slices)
+        placed = replace(alone, joint=joint, member=member, sums_by_node=sums_by_node)
         traffic = traffic_of(placed)
         if communicators is None:  # those of all plans
             communicators = communicator_bytes(placed)
         profile, cluster = problem.profile, problem.cluster
-        needs = device_memory(profile.metaops, own, cluster, profile, communicators, (joint, member))
+        needs = device_memory(
+            profile.metaops, member_slices, cluster, profile, communicators, (joint, member)
+        )
         if not has_room(problem, needs):
             return None
         steps_s = optimizer_steps_s(needs, profile.optimizer_s_per_byte)
-        compute_s = max(piece.last_s for piece in own)
+        compute_s = max(slice_.last_s for slice_ in member_slices)
         memory.append(needs)
-        predictions.append(predict(problem, own, traffic, compute_s, steps_s))
+        predictions.append(predict(problem, member_slices, traffic, compute_s, steps_s))
     return InTurn(tuple(slices), tuple(memory), tuple(predictions), sums_by_node)
 
 
@@ -293,17 +301,17 @@ def by_best_strategy(strategy: StrategyName, cluster: Cluster, make: Callable[[S
     """
     if strategy != "spindle":
         return make(strategy)
-    found: list[Plan] = []
+    plans: list[Plan] = []
     failed: NoPlanError | None = None
     for name in strategies_on(cluster):
         try:
-            found.append(make(name))
+            plans.append(make(name))
         except NoPlanError as error:
             failed = failed or error  # what its own strategy says is told
-    if not found:
+    if not plans:
         assert failed is not None
         raise failed
-    best = min(found, key=lambda plan: plan.mean_iteration_s)
+    best = min(plans, key=lambda plan: plan.mean_iteration_s)
     if best.strategy == strategy:
         return best
     note = f"No better plan was found than {best.strategy}'s, so this is it."

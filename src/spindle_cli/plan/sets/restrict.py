@@ -19,7 +19,9 @@ def restricted(
     slices: Sequence[Slice], tasks: Collection[str], by_name: Mapping[str, MetaOp]
 ) -> tuple[Slice, ...]:
     """The slices of some tasks on the devices that they have, in their order, without waiting for others."""
-    return as_early_as_possible([piece for piece in slices if by_name[piece.metaop].task in tasks], by_name)
+    return as_early_as_possible(
+        [slice_ for slice_ in slices if by_name[slice_.metaop].task in tasks], by_name
+    )
 
 
 def as_early_as_possible(slices: Sequence[Slice], by_name: Mapping[str, MetaOp]) -> tuple[Slice, ...]:
@@ -29,14 +31,14 @@ def as_early_as_possible(slices: Sequence[Slice], by_name: Mapping[str, MetaOp])
     device_free: dict[int, int] = {}
     ended: dict[str, int] = {}
     timed: list[tuple[int, Slice]] = []
-    for piece in slices:
-        inputs = (ended.get(name, 0) for name in by_name[piece.metaop].inputs)
-        devices = (device_free.get(device, 0) for device in piece.devices)
-        start = max(0, ended.get(piece.metaop, 0), *inputs, *devices)
-        end = start + ceil((piece.end_s - piece.start_s) * _TICKS_PER_S) + 1
-        ended[piece.metaop] = end
-        device_free.update(dict.fromkeys(piece.devices, end))
+    for slice_ in slices:
+        inputs = (ended.get(name, 0) for name in by_name[slice_.metaop].inputs)
+        devices = (device_free.get(device, 0) for device in slice_.devices)
+        start = max(0, ended.get(slice_.metaop, 0), *inputs, *devices)
+        end = start + ceil((slice_.end_s - slice_.start_s) * _TICKS_PER_S) + 1
+        ended[slice_.metaop] = end
+        device_free.update(dict.fromkeys(slice_.devices, end))
         times = {"start_s": start / _TICKS_PER_S, "end_s": end / _TICKS_PER_S}
-        timed.append((start, piece.model_copy(update=times)))
+        timed.append((start, slice_.model_copy(update=times)))
     timed.sort(key=lambda item: item[0])
-    return tuple(piece for _, piece in timed)
+    return tuple(slice_ for _, slice_ in timed)

@@ -31,7 +31,7 @@ SHOWS = WORTH / 2
 _NAMED = 3
 
 
-def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile], Plan]) -> Plan:
+def with_sums(plan: Plan, profile: Profile, way: Sums, make: Callable[[Profile], Plan]) -> Plan:
     """The plan, or one that gathers what gains by it, or what is asked for.
 
     Args:
@@ -42,17 +42,17 @@ def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile
     Raises:
         NoPlanError: what is asked for cannot be gathered here, or not within the devices' memory.
     """
-    found = _possible(plan, profile)
-    if asked != "auto":
+    possible = _possible(plan, profile)
+    if way != "auto":
         return _gathered_as(
-            asked, {name for name, each in found.items() if each.way == asked}, plan, profile, make
+            way, {name for name, matrix in possible.items() if matrix.way == way}, plan, profile, make
         )
-    speeds = {name: _flops_per_s(name, plan, profile) for name in found}
-    saved_s = _saved_s(found, speeds, plan)
+    speeds = {name: _flops_per_s(name, plan, profile) for name in possible}
+    saved_s = _saved_s(possible, speeds, plan)
     gains = {name for name, seconds in saved_s.items() if seconds > 0}
     if not gains or sum(saved_s[name] for name in gains) < WORTH * plan.predicted.iteration_s:
         return plan
-    gathering = profile.with_metaops([_with_gathered(each, gains, speeds) for each in profile.metaops])
+    gathering = profile.with_metaops([_with_gathered(metaop, gains, speeds) for metaop in profile.metaops])
     if predicted_by(gathering, plan).iteration_s > (1 - SHOWS) * plan.predicted.iteration_s:
         return plan
     try:
@@ -123,25 +123,25 @@ def _possible(plan: Plan, profile: Profile) -> dict[str, GatheredMatrix]:
     matrices = {metaop.name: metaop.matrices for metaop in profile.metaops}
     split = {
         matrix.parameter
-        for piece in plan.slices
-        for matrix in matrices[piece.metaop]
-        if piece.tp > 1 and piece.ops[0] <= matrix.op < piece.ops[1]
+        for slice_ in plan.slices
+        for matrix in matrices[slice_.metaop]
+        if slice_.tp > 1 and slice_.ops[0] <= matrix.op < slice_.ops[1]
     }
-    found = gathered_matrices(plan.slices, plan.by_name, plan.accumulate, matrices)
+    gathered = gathered_matrices(plan.slices, plan.by_name, plan.accumulate, matrices)
     return {
-        name: each
-        for name, each in found.items()
-        if name not in split and len(each.devices) > 1 and _are_alike(each.devices, plan.cluster)
+        name: matrix
+        for name, matrix in gathered.items()
+        if name not in split and len(matrix.devices) > 1 and _are_alike(matrix.devices, plan.cluster)
     }
 
 
 def describe(made: Plan) -> str:
     """What a plan says of what it gathers; '' if each such matrix is on one device alone."""
     names: dict[str, list[str]] = {}
-    for name, each in gathered_matrices(made.slices, made.by_name, made.accumulate).items():
-        if len(each.devices) > 1:
-            names.setdefault(each.way, []).append(name)
-    told = [f"{_listed(own)} as {way}" for way, own in sorted(names.items(), reverse=True)]
+    for name, matrix in gathered_matrices(made.slices, made.by_name, made.accumulate).items():
+        if len(matrix.devices) > 1:
+            names.setdefault(matrix.way, []).append(name)
+    told = [f"{_listed(of_way)} as {way}" for way, of_way in sorted(names.items(), reverse=True)]
     return f"Gradients are gathered, not summed, of {', and of '.join(told)}." if told else ""
 
 
@@ -152,8 +152,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _is_sound(made: Plan) -> bool:
     """Whether what a plan gathers may be gathered by the devices that it has given it."""
-    found = gathered_matrices(made.slices, made.by_name, made.accumulate)
-    may_gather = all(_are_alike(each.devices, made.cluster) for each in found.values())
+    gathered = gathered_matrices(made.slices, made.by_name, made.accumulate)
+    may_gather = all(_are_alike(matrix.devices, made.cluster) for matrix in gathered.values())
     return may_gather and not any(level.is_by_pass for level in made.sharding.values())
 
 
@@ -163,17 +163,17 @@ def _are_alike(devices: Sequence[int], cluster: Cluster) -> bool:
 
 
 def _saved_s(
-    found: Mapping[str, GatheredMatrix], speeds: Mapping[str, float | None], plan: Plan
+    gathered: Mapping[str, GatheredMatrix], speeds: Mapping[str, float | None], plan: Plan
 ) -> dict[str, float]:
     """Seconds by which the fastest way of each matrix is faster than its sum."""
     saved: dict[str, float] = {}
-    for name, each in found.items():
-        spread = per_node(each.devices, plan.cluster)
+    for name, matrix in gathered.items():
+        spread = per_node(matrix.devices, plan.cluster)
         seconds = seconds_by_way(
-            each.gradient(plan.gradient_bytes_per_param),
-            (each.way,),
+            matrix.gradient(plan.gradient_bytes_per_param),
+            (matrix.way,),
             partial(_collective_s, spread=spread, cluster=plan.cluster),
-            len(each.devices),
+            len(matrix.devices),
             speeds[name],
         )
         saved[name] = seconds[Summing.DENSE] - seconds[fastest(seconds)]
@@ -188,14 +188,18 @@ def _flops_per_s(parameter: str, plan: Plan, profile: Profile) -> float | None:
     """What the slowest of a matrix's devices multiply with: as the forward passes of its ops do, else at the
     published peak; None: neither is known.
     """
-    users = [each for each in plan.metaops if _has(profile.by_name[each.name].matrices, parameter)]
+    users = [metaop for metaop in plan.metaops if _has(profile.by_name[metaop.name].matrices, parameter)]
     reached = [speed for metaop in users for speed in _reached(metaop)]
     if reached:
         return min(reached)
     arithmetic = arithmetic_of(profile.environment)
-    peaks = [peak_flops_per_s(each, arithmetic) for each in plan.cluster.types] if arithmetic else []
-    known = [peak for peak in peaks if peak is not None]
-    return min(known) if known and len(known) == len(peaks) else None
+    peaks = (
+        [peak_flops_per_s(device_type, arithmetic) for device_type in plan.cluster.types]
+        if arithmetic
+        else []
+    )
+    published = [peak for peak in peaks if peak is not None]
+    return min(published) if published and len(published) == len(peaks) else None
 
 
 def _has(matrices: Collection[Matrix], parameter: str) -> bool:
@@ -219,21 +223,21 @@ def _reached(metaop: PlanMetaOp) -> list[float]:
 
 def _gathering(profile: Profile, names: Collection[str], speeds: Mapping[str, float | None]) -> Profile:
     """The profile with MetaOps that gather these matrices, and are not split by tensor parallelism."""
-    metaops = [_unsplit(_with_gathered(each, names, speeds)) for each in profile.metaops]
+    metaops = [_unsplit(_with_gathered(metaop, names, speeds)) for metaop in profile.metaops]
     return profile.with_metaops(metaops).of_file(profile.sha256())
 
 
 def _with_gathered(
     metaop: MetaOpProfile, names: Collection[str], speeds: Mapping[str, float | None]
 ) -> MetaOpProfile:
-    own = tuple(
+    gathered = tuple(
         matrix.model_copy(
             update={"flops_per_s": speeds[matrix.parameter] if matrix.way == "factors" else None}
         )
         for matrix in metaop.matrices
         if matrix.parameter in names
     )
-    return metaop.model_copy(update={"gathered": own}) if own else metaop
+    return metaop.model_copy(update={"gathered": gathered}) if gathered else metaop
 
 
 def _unsplit(metaop: MetaOpProfile) -> MetaOpProfile:

@@ -85,15 +85,27 @@ def with_best_weights(
         return make(profile.weighted(weights), cluster)
     if shard_by == "speed":
         return make(profile.weighted(by_speed(profile, cluster)), cluster)
+    return _by_memory_or_even(profile, cluster, make, is_short, is_asked=shard_by == "memory")
+
+
+def _by_memory_or_even(
+    profile: Profile, cluster: Cluster, make: Make, is_short: Callable[[Plan], bool], *, is_asked: bool
+) -> Plan:
+    """The plan with weights by free memory. Where these are not asked for, the fastest of such plans and that
+    with equal parts, which alone is made where it is not short of memory.
+
+    Raises:
+        NoPlanError: `make` does for all weights.
+    """
     evenly = _tried(make, profile, cluster)
-    if shard_by is None and isinstance(evenly, Plan) and not (is_short(evenly) and _may_free(evenly)):
+    if not is_asked and isinstance(evenly, Plan) and not (is_short(evenly) and _may_free(evenly)):
         return evenly
     start = evenly if isinstance(evenly, Plan) else _tried(make, profile, cluster.with_ample_memory())
-    most = _MOST_ASKED if shard_by == "memory" else _MOST_TRIED
-    found = _by_memory(profile, cluster, start, make, most)
-    if shard_by == "memory" and found:
-        return found[-1]
-    plans = [each for each in (evenly, *found) if isinstance(each, Plan)]
+    most = _MOST_ASKED if is_asked else _MOST_TRIED
+    by_memory = _by_memory(profile, cluster, start, make, most)
+    if is_asked and by_memory:
+        return by_memory[-1]
+    plans = [plan for plan in (evenly, *by_memory) if isinstance(plan, Plan)]
     fastest = min(plans, key=lambda plan: plan.predicted.iteration_s, default=None)
     if fastest is None:
         assert isinstance(evenly, NoPlanError), "what is no plan says why"
@@ -114,18 +126,18 @@ def _by_memory(
     """At most so many plans with weights by free memory, each by what the one before, first of all `start`,
     leaves free.
     """
-    found: list[Plan] = []
+    plans: list[Plan] = []
     seen: set[ShardWeights] = {()}
     last = start
-    while isinstance(last, Plan) and len(found) < most:
+    while isinstance(last, Plan) and len(plans) < most:
         weights = by_free_memory(_free_bytes(last, cluster), cluster)
         if weights in seen:
             break
         seen.add(weights)
         last = _tried(make, profile.weighted(weights), cluster)
         if isinstance(last, Plan):
-            found.append(_noted(last))
-    return found
+            plans.append(_noted(last))
+    return plans
 
 
 def _may_free(plan: Plan) -> bool:
@@ -153,8 +165,8 @@ def by_free_memory(free: Sequence[int], cluster: Cluster) -> ShardWeights:
     """
     kinds = list(zip(cluster.type_of, cluster.memory_bytes, strict=True))
     least: dict[tuple[str, int], int] = {}
-    for kind, own in zip(kinds, free, strict=True):
-        least[kind] = min(own, least.get(kind, own))
+    for kind, num_bytes in zip(kinds, free, strict=True):
+        least[kind] = min(num_bytes, least.get(kind, num_bytes))
     largest = max(*least.values(), 1)
     return reduced([max(1, round(FULL * least[kind] / largest)) for kind in kinds])
 

@@ -14,5 +14,7 @@ def weights_on(part: Cluster, weights: ShardWeights, whole: Cluster) -> ShardWei
     """
     kinds = zip(whole.type_of, whole.memory_bytes, strict=True)
     of_kind = dict(zip(kinds, weights, strict=True)) if weights else {}
-    found = tuple(of_kind[kind] for kind in zip(part.type_of, part.memory_bytes, strict=True) if of_kind)
-    return found if len(set(found)) > 1 else ()
+    part_weights = tuple(
+        of_kind[kind] for kind in zip(part.type_of, part.memory_bytes, strict=True) if of_kind
+    )
+    return part_weights if len(set(part_weights)) > 1 else ()
