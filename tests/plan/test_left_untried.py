@@ -87,13 +87,13 @@ def test_devices_that_need_the_same_do_so_worked_out_one_by_one(
     monkeypatch: pytest.MonkeyPatch, profile: Profile
 ) -> None:
     seen: list[tuple[Account, list[RolesOf]]] = []
-    original = memory_account._each_once
+    original = memory_account._needs_by_device
 
     def each_once(account: Account, of_device: list[RolesOf], has_room: object) -> object:
         seen.append((account, of_device))
         return original(account, of_device, has_room)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(memory_account, "_each_once", each_once)
+    monkeypatch.setattr(memory_account, "_needs_by_device", each_once)
     make_plan(profile, cluster_of(4, devices_per_node=2))
     assert any(len(dict.fromkeys(of_device)) > 1 for _, of_device in seen)
     for account, of_device in seen:

@@ -189,10 +189,10 @@ def test_after_three_trials_in_vain_no_more_is_tried(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spread, "_choices", lambda *_: choices)
     tried: list[int] = []
 
-    def judged_again(*_: object) -> Judged | None:
+    def evaluated_again(*_: object) -> Judged | None:
         tried.append(1)
         return faster if len(tried) == gains_at + 1 else None
 
-    monkeypatch.setattr(spread, "_judged_again", judged_again)
+    monkeypatch.setattr(spread, "_evaluated_again", evaluated_again)
     found = spread_out(problem, before)
     assert (found is faster, len(tried)) == ((True, 6) if gains_at == 2 else (False, 3))
