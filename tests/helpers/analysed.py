@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+
+import yaml
 
 from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.analysis.localise import rebind
@@ -32,6 +35,17 @@ class Analyses:
 def analyses() -> Analyses:
     """Those of this process."""
     return Analyses()
+
+
+def built_by(source: str) -> str:
+    """What a workload's file says of the workload itself, whatever it is trained with."""
+    said = yaml.safe_load(Path(source).read_text())
+    return repr((said["model"], said.get("args")))
+
+
+def built_before(key: str, graph: WorkloadGraph) -> None:
+    """Have `analysed_before` know the graph of a build."""
+    _graphs[key] = graph
 
 
 def analysed_before(key: str, workload: Workload) -> WorkloadGraph:

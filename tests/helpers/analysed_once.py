@@ -7,8 +7,11 @@ from typing import Any
 
 from helpers.analysed import analyses
 from spindle_cli.analysis import localise
+from spindle_cli.analysis.memo import AnalysisMemo
+from spindle_cli.workload.building.load import build
 from spindle_cli.workload.building.source import Source
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.settings.data import Lengths
 
 Key = tuple[str, str]  # of a source, and of how its graph is found
 analyse_source = localise.in_the_abstract
@@ -29,3 +32,18 @@ def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
         memo = find_graph.keywords.get("memo") or analyses().memo
         analysed[key] = analyse_source(source, partial(find_graph, memo=memo))
     return analysed[key]
+
+
+def analysed_for_requests(source: Source, lengths: Lengths) -> tuple[WorkloadGraph, AnalysisMemo]:
+    """The graph of a workload, which requests of this process that train it are given too; and what others
+    need not find again.
+    """
+    find = partial(analyses().of, lengths=lengths, evaluates=True)
+    try:
+        found = analyse_source(source, lambda workload: find(workload)[0])
+    except localise._UnlocalisableError:
+        return find(build(source))
+    analysed[key_of(source), repr({"lengths": lengths, "evaluates": True})] = found
+    memo = analyses().memo
+    assert memo is not None
+    return found[1], memo

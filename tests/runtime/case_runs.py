@@ -31,7 +31,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import spindle_cli
-from helpers.analysed import analyses
+from helpers.analysed import built_before, built_by
+from helpers.analysed_once import analysed_for_requests
 from helpers.island_plans import on_islands
 from helpers.ready_python import ReadyPython
 from spindle_cli.files.artifact import write_json
@@ -42,9 +43,10 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.profile.types import LocalSgd
 from spindle_cli.training.data.lengths import find_lengths
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.workload.settings.data import Lengths, Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent
@@ -175,11 +177,14 @@ def graph_of(case: Case, source: Path) -> tuple[WorkloadGraph, Path]:
     once for all cases that train it.
     """
     looking = Looking(percentile=case.percentile) if case.has_lengths else None
-    key = repr((case.toys, case.function, case.args, looking, case.train.get("seed"), case.islands))
+    key = repr((case.toys, case.function, case.args, looking, looking and case.train.get("seed")))
     if key not in found_before:
-        loaded = load(str(source))
-        lengths = {} if looking is None else find_lengths(loaded.workload, loaded.train.seed, looking)
-        graph, memo = analyses().of(loaded.workload, lengths)
+        lengths: Lengths = {}
+        if looking is not None:
+            loaded = load(str(source))
+            lengths = find_lengths(loaded.workload, loaded.train.seed, looking)
+        graph, memo = analysed_for_requests(resolve(str(source)), lengths)
+        built_before(built_by(str(source)), graph)
         found_before[key] = graph, source.with_name("memo.json")
         write_json(found_before[key][1], memo)
     return found_before[key]

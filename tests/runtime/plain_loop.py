@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
-from helpers.analysed import analysed_before
+from helpers.analysed import analysed_before, built_by
 from spindle_cli.training.data.reading import open_batches
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.plain import runs_at
@@ -41,7 +40,7 @@ class PlainTraining:
         loaded = load(source)
         self.train = loaded.train
         self.tasks = loaded.workload.tasks
-        self.parameters = ParameterTable.of(analysed_before(_built_by(source), loaded.workload)).parameters
+        self.parameters = ParameterTable.of(analysed_before(built_by(source), loaded.workload)).parameters
         self._dtype = dtype
         for task in self.tasks:
             root_of(task).to(dtype)
@@ -115,12 +114,6 @@ def shares_of(task: Task | FlowTask, batches: list[dict[str, Tensor]]) -> list[f
         return [1 / len(batches)] * len(batches)
     counts = [int((batch["labels"] != IGNORED_LABEL).sum()) for batch in batches]
     return [count / sum(counts) for count in counts]
-
-
-def _built_by(source: str) -> str:
-    """What a source says of the workload itself, whatever it is trained with."""
-    said = yaml.safe_load(Path(source).read_text())
-    return repr((said["model"], said.get("args")))
 
 
 def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
