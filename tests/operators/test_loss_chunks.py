@@ -72,35 +72,39 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], within: float) -
     )
 
 
-@pytest.mark.parametrize("setting", [2, 3, 5, 1000])
+# By loss, into how many chunks a share is cut at most.
+MOST_CHUNKS = {
+    "causal": SHARE * TOKENS,
+    "smoothed": SHARE * TOKENS,
+    "squared": SHARE * TOKENS,
+    "weighted": SHARE,  # a mean over a sample's own tokens is its own
+    "shifted": SHARE,
+    "rooted": SHARE,
+    "running": SHARE,
+    "twice": SHARE * TOKENS,
+}
+
+
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_in_chunks_has_the_value_and_the_gradients_of_one_in_one_go(name: str, setting: int) -> None:
+def test_a_loss_in_chunks_has_the_value_and_the_gradients_of_one_in_one_go(name: str) -> None:
+    """Samples are cut first, and tokens where they are apart."""
     task = task_of(getattr(head_toys, name), bias=name == "squared")
     task.root.double()
     whole = share_module(task, task.ops[-1])
-    found = chunked(task, setting)
-    assert found.count > 1
     arguments = arguments_of(task)
     expected = passed(whole, whole, arguments)
-    assert same(passed(found.module, found.module, arguments), expected, EXACT)
+    counts = []
+    for setting in (2, 3, 5, 1000):
+        found = chunked(task, setting)
+        counts.append(found.count)
+        assert same(passed(found.module, found.module, arguments), expected, EXACT), setting
+    assert counts[:2] == [SHARE, SHARE]  # at most 2 / 3 of a share's elements: one sample each
+    assert counts[-1] == MOST_CHUNKS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "setting", "count"),
-    [
-        ("causal", 2, 3),  # at most 2 / 3 of a share's elements: one sample each
-        ("causal", 3, 3),
-        ("causal", 4, SHARE * 2),  # at most 5 of 7 tokens: 2 parts of each sample
-        ("causal", 1000, SHARE * TOKENS),
-        ("smoothed", 1000, SHARE * TOKENS),
-        ("weighted", 1000, SHARE),  # a mean over a sample's own tokens is its own
-        ("shifted", 1000, SHARE),
-        ("rooted", 1000, SHARE),
-        ("running", 1000, SHARE),
-    ],
-)
-def test_samples_are_cut_first_and_tokens_where_they_are_apart(name: str, setting: int, count: int) -> None:
-    assert chunked(task_of(getattr(head_toys, name)), setting).count == count
+def test_a_sample_is_cut_into_as_few_parts_as_are_asked_for() -> None:
+    """At most 5 of 7 tokens: 2 parts of each sample."""
+    assert chunked(task_of(head_toys.causal), 4).count == SHARE * 2
 
 
 def test_recomputed_the_loss_in_chunks_is_the_same_and_takes_gradients_once() -> None:

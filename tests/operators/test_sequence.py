@@ -96,8 +96,10 @@ def test_parts_of_a_sequence_train_as_the_whole(name: str, degree: int) -> None:
     compare(name, 8, degree)
 
 
-@pytest.mark.parametrize(("positions", "degree"), [(5, 2), (7, 2), (9, 4), (11, 4)])
-@pytest.mark.parametrize("name", ["language", "captions"])
+@pytest.mark.parametrize(
+    ("name", "positions", "degree"),
+    [("language", 7, 2), ("language", 11, 4), ("captions", 5, 2), ("captions", 9, 4)],
+)
 def test_positions_need_not_divide(name: str, positions: int, degree: int) -> None:
     compare(name, positions, degree)
 
