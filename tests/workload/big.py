@@ -10,6 +10,8 @@ from spindle_cli.workload.types import Task, Workload
 
 from .toy import Items
 
+WIDTH = 8192
+
 
 class Layer(nn.Module):
     """Attention and a feed-forward part, as in a language model of this width."""
@@ -48,7 +50,7 @@ class Answer(nn.Module):
     def __init__(self, encoders: list[Encoder], language: nn.ModuleList, table: nn.Embedding) -> None:
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
-        self.project = nn.ModuleList(nn.Linear(encoder.embed.out_features, 4096) for encoder in encoders)
+        self.project = nn.ModuleList(nn.Linear(encoder.embed.out_features, WIDTH) for encoder in encoders)
         self.language = language
         self.table = table
 
@@ -66,9 +68,9 @@ class Answer(nn.Module):
 
 def build() -> Workload:
     """Three tasks over a vision encoder, an audio encoder and a language model."""
-    vision, audio = Encoder(588, 1664, 48), Encoder(128, 1280, 32)
-    language = nn.ModuleList(Layer(4096) for _ in range(32))
-    table = nn.Embedding(152_000, 4096)
+    vision, audio = Encoder(588, 3328, 12), Encoder(128, 2560, 8)
+    language = nn.ModuleList(Layer(WIDTH) for _ in range(8))
+    table = nn.Embedding(152_000, WIDTH)
     tasks = []
     for name, encoders, widths in (
         ("vl", [vision], [588]),
