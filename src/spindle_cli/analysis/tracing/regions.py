@@ -8,19 +8,14 @@ behind it after which there are tensors alone again; at the latest with the func
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import contextlib
 import copy
 import functools
-import gc
 import hashlib
 import inspect
-import sys
-import textwrap
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +27,18 @@ from torch.utils import _pytree as pytree
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.tracing.behaviour import behaviour_of, is_filled
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
-from spindle_cli.analysis.tracing.inplace import is_in_place_name
+from spindle_cli.analysis.tracing.parts import (
+    Cut,
+    Part,
+    body_of,
+    first_statement,
+    function_of,
+    names_changed,
+    rewritten,
+    statement_at,
+    tree_of,
+    whole_lines,
+)
 from spindle_cli.analysis.tracing.proxies.selecting import Selected
 from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.errors import WorkloadError
@@ -42,9 +48,6 @@ from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user,
 # How the attributes of a task's module begin that hold its regions; they are none of its parts.
 NAME = "spindle_region_"
 _CALL = "__spindle_region__"
-_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Nonlocal, ast.Global)
 
 
 class UnfitError(ReadsValuesError):
@@ -69,18 +72,6 @@ class UnfitError(ReadsValuesError):
         made = cls(*error.args, hint=error.hint)
         made.frames, made.starts, made.ends, made.tells = frames, starts, ends, True
         return made
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Which statements of a function's body are a region; `end` is behind the last."""
-
-    start: int
-    end: int
-
-    def has(self, statement: int) -> bool:
-        """Whether a statement is in the cut."""
-        return self.start <= statement < self.end
 
 
 @dataclass
@@ -111,13 +102,13 @@ class Regions:
 
     def _moved(self, frame: Frame, *, starts: bool, ends: bool) -> bool:
         """Whether the region that begins in a line can have another end or beginning."""
-        body = _body_of(frame.code)
-        at = _statement_at(body, frame.line)
+        body = body_of(frame.code)
+        at = statement_at(body, frame.line)
         cut = next(candidate for candidate in self.cuts[frame.code] if at is not None and candidate.has(at))
         if ends and cut.end < len(body):
             self._put(frame.code, replace(cut, end=cut.end + 1))
             return True
-        if starts and cut.start > _first(body):
+        if starts and cut.start > first_statement(body):
             self._put(frame.code, replace(cut, start=cut.start - 1))
             return True
         return False
@@ -126,7 +117,7 @@ class Regions:
         """Put a region around a line, unless there is one already."""
         if frame.code in self.unfit or self._function_of(frame.code) is None:
             return False
-        at = _statement_at(_body_of(frame.code), frame.line)
+        at = statement_at(body_of(frame.code), frame.line)
         if at is None or any(cut.has(at) for cut in self.cuts.get(frame.code, ())):
             return False
         self._put(frame.code, Cut(at, at + 1))
@@ -141,12 +132,12 @@ class Regions:
         """The one function of some code that can be written anew, looked for once; None if there is none."""
         function = self._functions.get(code)
         if function is None or function.__code__ is not code:
-            function = self._functions[code] = _function_of(code, self.root)
+            function = self._functions[code] = function_of(code, self.root)
         return function
 
     def _put(self, code: types.CodeType, cut: Cut) -> None:
         """Add a cut, and take those in that it overlaps."""
-        cut = _whole(_body_of(code), cut, self._buffers())
+        cut = whole_lines(body_of(code), cut, self._buffers())
         others = []
         for existing in self.cuts.get(code, ()):
             if existing.start < cut.end and cut.start < existing.end:
@@ -166,303 +157,26 @@ class Regions:
                 parts = [Part.of(function, cut) for cut in cuts]
                 names = [f"{_CALL}{id(code)}_{number}" for number in range(len(parts))]
                 for name, part in zip(names, parts, strict=True):
-                    function.__globals__[name] = part.caller(call)
+                    function.__globals__[name] = _caller(part, call)
                     undo.callback(function.__globals__.pop, name)
-                function.__code__ = _rewritten(function, dict(zip(names, parts, strict=True)))
+                function.__code__ = rewritten(function, dict(zip(names, parts, strict=True)))
                 self._before[function.__code__] = code
                 undo.callback(setattr, function, "__code__", code)
             yield
 
 
-def _statement_at(body: Sequence[ast.stmt], line: int) -> int | None:
-    indices = range(_first(body), len(body))
-    return next((i for i in indices if body[i].lineno <= line <= _end(body[i])), None)
+def _caller(part: Part, call: Callable[[Region, Sequence[Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    """What a function calls in the place of its region `part`, with its variables: `call` with the region."""
 
+    def enter(local: dict[str, Any]) -> Any:
+        given = {name: local[name] for name in part.takes if name in local}
+        leaves: list[Any] = []
+        values = {name: _taken_apart(value, leaves) for name, value in given.items()}
+        function = part.inner(list(given))
+        result = call(Region(part, function, values, _held(part, given)), leaves)
+        return None if part.gives == () else result
 
-def _body_of(code: types.CodeType) -> list[ast.stmt]:
-    return _tree_of(code).body
-
-
-def _end(statement: ast.stmt) -> int:
-    return statement.end_lineno or statement.lineno
-
-
-def _first(body: Sequence[ast.stmt]) -> int:
-    """The first statement that is no docstring."""
-    is_text = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    return 1 if is_text else 0
-
-
-def _whole(body: Sequence[ast.stmt], cut: Cut, buffers: frozenset[str]) -> Cut:
-    """A cut of whole lines, as places are told by lines alone, that ends with the function where it leaves
-    it, or sets attributes that later code may read; of buffers it is known who reads them.
-    """
-    start, end = cut.start, cut.end
-    while start > _first(body) and _end(body[start - 1]) >= body[start].lineno:
-        start -= 1
-    while end < len(body) and body[end].lineno <= _end(body[end - 1]):
-        end += 1
-    cut = Cut(start, end)
-    inside = [node for statement in body[cut.start : cut.end] for node in _walk(statement)]
-    leaves = any(isinstance(node, ast.Return) for node in inside)
-    stored = [node for node in inside if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
-    sets = any(node.attr not in buffers for node in stored)
-    return replace(cut, end=len(body)) if leaves or sets else cut
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement and what is in it, but for the bodies of functions."""
-    yield node
-    if not isinstance(node, _FUNCTIONS):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child)
-
-
-def _function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionType | None:
-    """The one function of some code that can be written anew; None where there is none. Of those that several
-    builds have made, that of the classes of `root`.
-    """
-    generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    if code.co_flags & generators:
-        return None
-    try:
-        tree = _tree_of(code)
-    except (OSError, SyntaxError, TypeError, IndexError):
-        return None
-    if any(isinstance(node, _LEAVES[1:]) for statement in tree.body for node in _walk(statement)):
-        return None
-    if (named := _named_function_of(code)) is not None:
-        return named
-    # Last, as all objects that there are are looked at.
-    functions = [f for f in _referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code]
-    if len(functions) > 1 and root is not None:
-        functions = [method for method in _methods_of(root) if method.__code__ is code]
-    return functions[0] if len(functions) == 1 else None
-
-
-def _methods_of(root: nn.Module) -> Iterator[types.FunctionType]:
-    """The methods of the classes of a module and its parts, under whatever decorators."""
-    for cls in dict.fromkeys(base for module in root.modules() for base in type(module).__mro__):
-        for attribute in vars(cls).values():
-            while attribute is not None:
-                if isinstance(attribute, types.FunctionType):
-                    yield attribute
-                attribute = _decorated(attribute)
-
-
-def _named_function_of(code: types.CodeType) -> types.FunctionType | None:
-    """The function of some code that its file, or a class there, has by the code's own name, under whatever
-    decorators; None where there is none, as of functions that are made in others.
-    """
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        if names.get("__file__") != code.co_filename:
-            continue
-        resolved: Any = module
-        for name in code.co_qualname.split("."):
-            resolved = getattr(resolved, "__dict__", {}).get(name)
-        while resolved is not None and getattr(resolved, "__code__", None) is not code:
-            resolved = _decorated(resolved)
-        if isinstance(resolved, types.FunctionType):
-            return resolved
-    return None
-
-
-def _decorated(value: object) -> Any:
-    """What a decorator was given that has made a value; None where that is not known."""
-    if isinstance(value, staticmethod | classmethod):
-        return value.__func__
-    if isinstance(value, property):
-        return value.fget
-    if isinstance(value, functools.cached_property):
-        return value.func
-    return vars(value).get("__wrapped__") if isinstance(value, types.FunctionType) else None
-
-
-def _referrers(value: object) -> list[Any]:
-    """What refers to a value, also of what was taken from the garbage collector for good."""
-    is_frozen = gc.get_freeze_count() > 0
-    if is_frozen:
-        gc.unfreeze()
-    referrers = gc.get_referrers(value)
-    if is_frozen:
-        gc.freeze()
-    return referrers
-
-
-def _tree_of(code: types.CodeType) -> ast.FunctionDef:
-    """A function's source, with the lines that it has in its file and with private names as they are kept."""
-    source = textwrap.dedent(inspect.getsource(code))
-    tree = ast.parse(source)
-    made = tree.body[0]
-    # A lambda may begin in the line in which the function begins that it stands in.
-    if not isinstance(made, ast.FunctionDef) or made.name != code.co_name:
-        raise SyntaxError("no function of its own")
-    ast.increment_lineno(tree, code.co_firstlineno - 1)
-    owner = code.co_qualname.split(".")[-2:-1]
-    return _Mangled(owner[0]).visit(made) if owner and owner[0] != "<locals>" else made
-
-
-class _Mangled(ast.NodeTransformer):
-    """Writes a class's private names (`self.__x`) out as they are kept."""
-
-    def __init__(self, owner: str) -> None:
-        self._owner = owner.lstrip("_")
-
-    def _of(self, name: str) -> str:
-        is_private = name.startswith("__") and not name.endswith("__") and bool(self._owner)
-        return f"_{self._owner}{name}" if is_private else name
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        node.attr = self._of(node.attr)
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        node.id = self._of(node.id)
-        return node
-
-
-def _names(nodes: Sequence[ast.AST], kinds: type | tuple[type, ...]) -> list[str]:
-    name_nodes = (node for root in nodes for node in ast.walk(root) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(node.id for node in name_nodes if isinstance(node.ctx, kinds)))
-
-
-def _changed(nodes: Sequence[ast.AST]) -> list[str]:
-    """Names whose objects statements may change in place: `x[i] = y`, `x += y`, `x.add_(y)`."""
-    changed: dict[str, None] = {}
-    for node in (inner for root in nodes for inner in ast.walk(root)):
-        target: ast.AST | None = None
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            target = node
-        elif isinstance(node, ast.AugAssign):
-            target = node.target
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            target = node.func if is_in_place_name(node.func.attr) else None
-        while isinstance(target, ast.Subscript | ast.Attribute):
-            target = target.value
-        if isinstance(target, ast.Name):
-            changed[target.id] = None
-    return list(changed)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The statements of a function that are a region: what they take and give, by name.
-
-    `gives`: None where the region ends with the function, whose result is then its own.
-    """
-
-    function: types.FunctionType
-    tree: ast.FunctionDef
-    cut: Cut
-    takes: tuple[str, ...]
-    gives: tuple[str, ...] | None
-
-    @classmethod
-    def of(cls, function: types.FunctionType, cut: Cut) -> Part:
-        """Make the part of a function that a cut marks."""
-        code = function.__code__
-        tree = _tree_of(code)
-        inside, after = tree.body[cut.start : cut.end], tree.body[cut.end :]
-        loaded = [*_names(inside, (ast.Load, ast.Del)), *_changed(inside)]
-        first = code.co_varnames[:1] if "super" in loaded else ()
-        takes = tuple(dict.fromkeys([*first, *loaded]))
-        if not after:
-            return cls(function, tree, cut, takes, None)
-        later = set(_names(after, ast.Load))
-        made = [name for name in (*_names(inside, ast.Store), *_changed(inside)) if name in later]
-        made = [name for name in made if name != "self"]  # what it changes in place is a buffer of it
-        return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
-
-    def names_around(self) -> frozenset[str]:
-        """The names and attributes that the other statements of the function have."""
-        others = [*self.tree.body[: self.cut.start], *self.tree.body[self.cut.end :]]
-        nodes = [node for statement in others for node in ast.walk(statement)]
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        return frozenset(names | {node.attr for node in nodes if isinstance(node, ast.Attribute)})
-
-    @property
-    def line(self) -> int:
-        """The line of its file in which the part begins."""
-        return self.tree.body[self.cut.start].lineno
-
-    def inner(self, takes: Sequence[str]) -> types.FunctionType:
-        """The region as a function of these values."""
-        tree = copy.deepcopy(self.tree)
-        body = tree.body[self.cut.start : self.cut.end]
-        if self.gives is not None:
-            bound: list[ast.expr] = [ast.Name(variable, ast.Load()) for variable in self.gives]
-            body.append(ast.Return(ast.Tuple(bound, ast.Load())))
-        tree.body = body
-        tree.args = ast.arguments([], [ast.arg(variable) for variable in takes], None, [], [], None, [])
-        code = _compiled(self.function, tree)
-        closure = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
-        cells = tuple(closure[name] for name in code.co_freevars)
-        return types.FunctionType(code, self.function.__globals__, code.co_name, None, cells)
-
-    def caller(self, call: Callable[[Region, Sequence[Any]], Any]) -> Callable[[dict[str, Any]], Any]:
-        """What the function calls in the place of its region."""
-
-        def enter(local: dict[str, Any]) -> Any:
-            given = {name: local[name] for name in self.takes if name in local}
-            leaves: list[Any] = []
-            values = {name: _taken_apart(value, leaves) for name, value in given.items()}
-            function = self.inner(list(given))
-            result = call(Region(self, function, values, _held(self, given)), leaves)
-            return None if self.gives == () else result
-
-        return enter
-
-    def text(self) -> str:
-        """The source text of the part."""
-        return ast.unparse(ast.Module(self.tree.body[self.cut.start : self.cut.end], []))
-
-
-def _rewritten(function: types.FunctionType, parts: Mapping[str, Part]) -> types.CodeType:
-    """A function's code, with calls of these names in the places of its regions."""
-    tree = _tree_of(function.__code__)
-    for name, part in reversed(list(parts.items())):
-        statements = tree.body[part.cut.start : part.cut.end]
-        call = ast.Call(ast.Name(name, ast.Load()), [ast.Call(ast.Name("locals", ast.Load()), [], [])], [])
-        made: ast.stmt = ast.Return(call)
-        if part.gives is not None:
-            names: list[ast.expr] = [ast.Name(statement, ast.Store()) for statement in part.gives]
-            made = ast.Assign([ast.Tuple(names, ast.Store())], call) if names else ast.Expr(call)
-        # What the region alone takes of the functions around stays known to the code.
-        kept = ast.If(ast.Constant(False), statements, [])
-        for statement in (kept, made):
-            ast.copy_location(statement, statements[0])
-        tree.body[part.cut.start : part.cut.end] = [kept, made]
-    code = _compiled(function, tree)
-    assert code.co_freevars == function.__code__.co_freevars
-    return code
-
-
-def _compiled(function: types.FunctionType, tree: ast.FunctionDef) -> types.CodeType:
-    """Compiled inside of a function that has the variables around it."""
-    tree.decorator_list = []
-    around = list(function.__code__.co_freevars)
-    owner = ast.FunctionDef(
-        "around",
-        ast.arguments([], [ast.arg(name) for name in around], None, [], [], None, []),
-        [tree, ast.Return(ast.Name(tree.name, ast.Load()))],
-        [],
-    )
-    if "type_params" in ast.FunctionDef._fields:  # from Python 3.12 on
-        vars(owner)["type_params"] = []
-    module = ast.fix_missing_locations(ast.Module([owner], []))
-    code = function.__code__
-    flags = code.co_flags & _FUTURE
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
-    (outer,) = (constant for constant in compiled.co_consts if isinstance(constant, types.CodeType))
-    (inner,) = (
-        constant
-        for constant in outer.co_consts
-        if isinstance(constant, types.CodeType) and constant.co_name == tree.name
-    )
-    return inner.replace(co_qualname=code.co_qualname)
+    return enter
 
 
 @dataclass(frozen=True)
@@ -601,7 +315,7 @@ class Region(nn.Module):
         # Not among the attributes that torch looks through: the module that is `self` in the code has others.
         self._run = function
         self._values = values
-        self._changed = frozenset(_changed(code.tree.body[code.cut.start : code.cut.end]))
+        self._changed = frozenset(names_changed(code.tree.body[code.cut.start : code.cut.end]))
         self._places: list[tuple[nn.Module, str, str, Tensor]] = []
         self.owners = tuple(held.owners.values())
         for number, module in enumerate(held.modules.values()):
@@ -798,7 +512,7 @@ def _note_method(module: nn.Module, function: Any, held: _Held) -> None:
         if (id(module), code) in held.seen:
             return
         held.seen.add((id(module), code))
-        tree = _tree_of(code)
+        tree = tree_of(code)
     except (AttributeError, OSError, SyntaxError, TypeError, IndexError, ValueError):
         held.modules[id(module)] = module  # all of it, as nothing is known of its code
         return
