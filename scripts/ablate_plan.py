@@ -19,7 +19,8 @@ from wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.nodes import MOST_GB_PER_S
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs
 from spindle_cli.plan.strategies.spindle import SHORTEST

@@ -33,7 +33,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, StrategyName
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.mixed.seen import seen_on
@@ -156,7 +156,7 @@ def tighter_bound_s(profile: Profile, plan: Plan) -> float | None:
     is_near = predicted.compute_s <= (1 + DOUBTFUL_GAP) * predicted.lower_bound_s
     if gives_up or is_near or cluster.num_devices > MOST_DEVICES:
         return None
-    problem = with_every_number(make_mixed_problem(seen_on(profile, cluster), cluster))
+    problem = with_every_number(make_problem(seen_on(profile, cluster), cluster))
     return pattern_bound_s(problem, max_patterns=MOST_PATTERNS, precision=PRECISION)
 
 

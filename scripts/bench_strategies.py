@@ -37,7 +37,8 @@ from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.placement import place_in_sequence
-from spindle_cli.plan.problem import MemoryFallback, Point, make_point, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Point, make_point
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 from spindle_cli.plan.search.judge import measure
 from spindle_cli.plan.types import Plan, Slice, StrategyName

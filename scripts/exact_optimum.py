@@ -29,15 +29,14 @@ from random_mixed_profiles import random_mixed_profile
 from random_profiles import random_profile
 
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
-from spindle_cli.plan.best.drafts import OneType, PosedOnOneType
-from spindle_cli.plan.bound.bound import column_of
-from spindle_cli.plan.mixed.dispatching.search import search as search_on_types
-from spindle_cli.plan.mixed.posed import BASE_JOBS, PosedOnTypes, SeveralTypes
+from spindle_cli.plan.best.posed import PosedProblem, ProblemPoser
+from spindle_cli.plan.bound.pricing import column_of
+from spindle_cli.plan.mixed.drafts import BASE_JOBS
+from spindle_cli.plan.mixed.search import search as search_on_types
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import best_of
 from spindle_cli.plan.search.listing import Timed, to_pieces
-from spindle_cli.plan.search.posed import Posed
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
@@ -63,7 +62,7 @@ def main() -> None:
         parser.error("it needs ortools: pip install -c constraints.txt -e '.[exact]'")
     cluster = _cluster(arguments.cluster)
     profile = seen_on(_profile(arguments.profile, cluster), cluster)
-    posed: Posed = (SeveralTypes() if cluster.is_mixed else OneType()).posed(profile, cluster)
+    posed = ProblemPoser().posed(profile, cluster)
     plan, _ = posed.best("spindle", EFFORT)
     assert plan is not None, "memory is ample"
     question, points = question_of(posed, arguments.pieces, arguments.allocations)
@@ -101,7 +100,9 @@ def _profile(name: str, cluster: Cluster) -> Profile:
     return random_mixed_profile(seed, shape, cluster) if cluster.is_mixed else random_profile(seed, shape)
 
 
-def question_of(posed: Posed, pieces: int, most: int) -> tuple[Question, tuple[tuple[Point, ...], ...]]:
+def question_of(
+    posed: PosedProblem, pieces: int, most: int
+) -> tuple[Question, tuple[tuple[Point, ...], ...]]:
     """The question, and the points that its allocations are of.
 
     Args:
@@ -133,13 +134,13 @@ def question_of(posed: Posed, pieces: int, most: int) -> tuple[Question, tuple[t
     ), points
 
 
-def _shortest(posed: Posed) -> Sequence[Timed]:
+def _shortest(posed: PosedProblem) -> Sequence[Timed]:
     """The shortest schedule that the planner's search finds; its plan has the shortest iteration."""
     found: list[Sequence[Timed]] = []
-    if isinstance(posed, PosedOnTypes):
+    if posed.problem.cluster.is_mixed:
         for mixes in (False, True):
             found += search_on_types(posed.problem, posed.bound, BASE_JOBS * 4, EFFORT, mixes=mixes)
-    elif isinstance(posed, PosedOnOneType):
+    else:
         for drafts in spindle(posed.problem, posed.bound, EFFORT):
             found += [_timed(posed.problem, draft) for draft in drafts]
     return min(found, key=lambda timed: max(end_s for _, _, end_s in timed))
@@ -157,9 +158,9 @@ def _timed(problem: Problem, draft: Draft) -> list[Timed]:
     ]
 
 
-def _kept(posed: Posed, node: Node, used: set[int], most: int) -> list[int]:
+def _kept(posed: PosedProblem, node: Node, used: set[int], most: int) -> list[int]:
     """Those of a node's points that cost least by the bound's prices, the fastest, and those in use."""
-    if not isinstance(posed, PosedOnTypes):
+    if not posed.problem.cluster.is_mixed:
         return list(range(len(node.points)))
     prices, critical = posed.bound.prices, posed.bound.critical[node.index]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
@@ -36,7 +36,7 @@ class Gap:
 def gap_of(plan: Plan, profile: Profile) -> Gap:
     """The parts of a plan's gap."""
     cluster = plan.cluster
-    problem = make_mixed_problem(seen_on(profile, cluster), cluster)
+    problem = make_problem(seen_on(profile, cluster), cluster)
     bound = lower_bound(problem)
     price = dict(zip(cluster.types, bound.prices, strict=True))
 

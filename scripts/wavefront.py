@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spindle_cli.plan.bound.bound import column_of, lower_bound
-from spindle_cli.plan.bound.pricing import Column
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.bound.pricing import Column, column_of
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.search.listing import Job, Timed, time_jobs
 

@@ -11,7 +11,7 @@ from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.judge import measure_as_they_are
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile

@@ -13,7 +13,7 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.shares import times_of_share
 from spindle_cli.files.cluster import GroupLinks, Link
 from spindle_cli.plan.placing import passes
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import OpMemory, ProcessorCosts
 from spindle_cli.simulate.run import simulate

@@ -14,7 +14,8 @@ from spindle_cli.costs.parameters import BlockUse, blocks_of, moved_in_passes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.placing.usage import Footprint
-from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import UnplacedSlice
 from spindle_cli.plan.search.memory_fallback import least_bytes
 from spindle_cli.plan.types import Slice

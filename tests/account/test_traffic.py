@@ -18,7 +18,7 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Collective
 from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.placing.predict import Prediction, predict
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from spindle_cli.plan.mixed import posed
+from spindle_cli.plan.mixed import drafts as on_types
 from spindle_cli.plan.pipelines import drafts
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.strategies import spindle
 
 SHARE = 4
-PIPELINES, ON_TYPES = drafts.BASE_PASSES, posed.BASE_JOBS
+PIPELINES, ON_TYPES = drafts.BASE_PASSES, on_types.BASE_JOBS
 EVERYTHING = search.PASSES
 DRAFTS = spindle.SHORTEST
 
@@ -24,7 +24,7 @@ DRAFTS = spindle.SHORTEST
 def short_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts, "BASE_PASSES", PIPELINES // SHARE)
-        patch.setattr(posed, "BASE_JOBS", ON_TYPES // SHARE)
+        patch.setattr(on_types, "BASE_JOBS", ON_TYPES // SHARE)
         patch.setattr(spindle, "SHORTEST", DRAFTS // SHARE)
         patch.setattr(search, "PASSES", EVERYTHING // SHARE)
         yield
@@ -34,6 +34,6 @@ def short_searches() -> Iterator[None]:
 def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one test: as long as for users."""
     monkeypatch.setattr(drafts, "BASE_PASSES", PIPELINES)
-    monkeypatch.setattr(posed, "BASE_JOBS", ON_TYPES)
+    monkeypatch.setattr(on_types, "BASE_JOBS", ON_TYPES)
     monkeypatch.setattr(spindle, "SHORTEST", DRAFTS)
     monkeypatch.setattr(search, "PASSES", EVERYTHING)

@@ -7,7 +7,8 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.predict import Prediction, predict
-from spindle_cli.plan.problem import Point, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice, placed_slices
 from spindle_cli.profile.types import MetaOpProfile
 

@@ -8,7 +8,8 @@ from random_profiles import random_profile
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.bound.pricing import hull
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.profile.types import MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}

@@ -9,14 +9,16 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.nodes import BetweenLink, Link, Links
 from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.idle_nodes import on_best_part, parts_that_could_be_faster
+from spindle_cli.plan.best.parts import parts_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.parts import on_best_part, parts_of, parts_that_could_be_faster
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, whole_slice
 from spindle_cli.plan.search.judge import judge_as_placed
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
@@ -108,7 +110,7 @@ def test_a_part_knows_the_links_of_its_own_groups_alone() -> None:
 
 def test_a_part_is_looked_at_only_where_a_schedule_in_it_could_be_faster() -> None:
     """Alone the fast one takes 6 s, the slow one 12 and both 4."""
-    problem = make_mixed_problem(net(2**10), FAST_AND_SLOW)
+    problem = make_problem(net(2**10), FAST_AND_SLOW)
     bound = lower_bound(problem)
     by_bound = parts_that_could_be_faster(problem, bound, 13.0)
     assert [(part.devices, pytest.approx(part.bound_s)) for part in by_bound] == [((0,), 6.0), ((1,), 12.0)]
@@ -120,7 +122,7 @@ def test_a_part_has_all_ops_to_run_on_what_its_devices_do_together() -> None:
     """Two ops of six samples: a sample of each second on the fast one, of every other on each of the others;
     all three take 3 s for an op and no fewer devices of them less than 4.
     """
-    problem = make_mixed_problem(net(2**10, 2, fast=1.0, slow=2.0, far=2.0), behind_a_slow_link())
+    problem = make_problem(net(2**10, 2, fast=1.0, slow=2.0, far=2.0), behind_a_slow_link())
     parts = parts_that_could_be_faster(problem, lower_bound(problem), 100.0)
     assert {part.devices: pytest.approx(part.bound_s) for part in parts} == {
         (1, 2): 8.0,
@@ -135,12 +137,12 @@ def test_a_part_has_all_ops_to_run_on_what_its_devices_do_together() -> None:
 @pytest.mark.parametrize(("sum_s", "leaves_idle"), [(2.05, False), (2.07, True)])
 def test_a_part_is_planned_for_where_it_is_faster_by_a_hundredth(sum_s: float, leaves_idle: bool) -> None:
     """Both take 4 s and the sum, one alone 6: less than 99 % of it where the sum takes more than 2.0606 s."""
-    problem = make_mixed_problem(net(int(sum_s * 1e10)), FAST_AND_SLOW)
+    problem = make_problem(net(int(sum_s * 1e10)), FAST_AND_SLOW)
     planned: list[Cluster] = []
 
     def plan_for(part: Cluster) -> Found:
         planned.append(part)
-        return on_devices(make_mixed_problem(net(int(sum_s * 1e10)), part), (0,))
+        return on_devices(make_problem(seen_on(net(int(sum_s * 1e10)), part), part), (0,))
 
     found = on_best_part(problem, lower_bound(problem), on_devices(problem, (0, 1)), plan_for)
     assert [part.num_devices for part in planned] == [1] * leaves_idle
@@ -155,7 +157,7 @@ def on_devices(problem: Problem, devices: tuple[int, ...], note: str | None = No
     (node,) = problem.nodes
     kinds = [problem.cluster.type_of[device] for device in devices]
     counts = tuple(kinds.count(kind) for kind in problem.cluster.types)
-    point = next(point for point in node.points if point.counts == counts)
+    point = next(point for point in node.points if point.of_types == counts)
     draft = Draft("spindle", (whole_slice(node, point, 0.0, point.op_s),), (devices,))
     judged = judge_as_placed(problem, draft)
     assert judged is not None
@@ -164,7 +166,7 @@ def on_devices(problem: Problem, devices: tuple[int, ...], note: str | None = No
 
 def said_of(profile: Profile, cluster: Cluster, devices: tuple[int, ...], note: str | None = None) -> Found:
     """The best plan where one on these devices is that of a search, and no part has a plan."""
-    problem = make_mixed_problem(profile, cluster)
+    problem = make_problem(profile, cluster)
     whole = on_devices(problem, devices, note)
     found = on_best_part(problem, lower_bound(problem), whole, lambda _: None)
     assert found.best is whole.best

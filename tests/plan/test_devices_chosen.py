@@ -7,7 +7,7 @@ from drafts import draft_of, problem_of
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.placing.placement import BALANCED, PlacementWeights, place
 from spindle_cli.plan.placing.usage import Footprint
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 
 
 def test_where_memory_counts_the_device_that_holds_less_is_taken() -> None:

@@ -11,8 +11,7 @@ from exact_search import Job, Question, answer
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
-from spindle_cli.plan.best.drafts import OneType
-from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.search.posed import Posed
 
 
@@ -22,7 +21,7 @@ def on_types() -> Posed:
         metaop_on_types("t/b", 3, {"fast": 2.0, "slow": 1.0}, batch_size=6, inputs=("t/a",)),
         metaop_on_types("u/c", 5, {"fast": 1.0, "slow": 1.5}, batch_size=6),
     ]
-    return SeveralTypes().posed(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
+    return ProblemPoser().posed(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
 
 
 def on_one_type() -> Posed:
@@ -32,7 +31,7 @@ def on_one_type() -> Posed:
         metaop_of("t/b", 2, curve, inputs=("t/a",)),
         metaop_of("u/c", 7, curve),
     ]
-    return OneType().posed(profile_of(*metaops), cluster_of(4))
+    return ProblemPoser().posed(profile_of(*metaops), cluster_of(4))
 
 
 @pytest.mark.parametrize("posed", [on_types(), on_one_type()])

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.plan.placing import arrange as arranging
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
 
 NUM_DEVICES = 8

@@ -12,7 +12,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search import judge as judging
 from spindle_cli.plan.search.judge import Judged, best_of, fastest, measure_as_they_are
 from spindle_cli.plan.strategies.spindle import spindle

@@ -10,9 +10,7 @@ from drafts import problem_of
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.strategies.distmm import distmm
-from spindle_cli.plan.strategies.lanes import split_evenly_in_time
-from spindle_cli.plan.strategies.optimus import optimus
+from spindle_cli.plan.strategies.baselines import distmm, optimus, split_evenly_in_time
 from spindle_cli.profile.types import MetaOpProfile
 
 

@@ -11,7 +11,7 @@ from drafts import draft_of
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.placing.usage import Footprint, Usage
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes
 
 MIB = 2**20

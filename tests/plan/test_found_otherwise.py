@@ -13,9 +13,8 @@ from spindle_cli.plan import make as planner
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.otherwise import found_otherwise
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.other_ways.otherwise import found_otherwise
-from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile, ShareTime
 from spindle_cli.simulate.run import simulate
@@ -72,10 +71,10 @@ def test_another_strategy_is_asked_where_spindle_finds_nothing() -> None:
             raise NoPlanError("none by distmm")
         return find_asked(PROFILE, cluster, asked) if asked.strategy == "sequential" else None
 
-    found = found_otherwise(PROFILE, cluster_of(2), Asked(), find, make_problem)
+    found = found_otherwise(PROFILE, cluster_of(2), Asked(), find)
     assert found is not None and found.best.strategy == "sequential"
     assert tried == ["sequential", "distmm", "optimus"]
-    assert found_otherwise(PROFILE, cluster_of(2), Asked("optimus"), find, make_problem) is None
+    assert found_otherwise(PROFILE, cluster_of(2), Asked("optimus"), find) is None
 
 
 def test_where_a_user_has_parameters_shared_out_by_all_no_node_stays_idle() -> None:
@@ -83,4 +82,4 @@ def test_where_a_user_has_parameters_shared_out_by_all_no_node_stays_idle() -> N
         return None if cluster.num_devices == 3 else find_asked(PROFILE, cluster, asked)
 
     asked = Asked(sharding={"t/net": Sharding.PARAMETERS})
-    assert found_otherwise(PROFILE, odd(), asked, find, make_problem) is None
+    assert found_otherwise(PROFILE, odd(), asked, find) is None

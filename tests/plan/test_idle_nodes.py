@@ -11,7 +11,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
-from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
+from spindle_cli.plan.best.idle_nodes import or_on_fewer
 from spindle_cli.plan.search.posed import NO_SEARCH
 
 # Two tasks of the same parameters. On one device 2 x 4 x 6 s, on two half of it, on three a third.

@@ -15,7 +15,8 @@ from spindle_cli.plan import make
 from spindle_cli.plan.best.in_memory import NEAR_SEARCHED, InMemory, in_memory
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan

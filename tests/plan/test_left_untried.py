@@ -15,12 +15,13 @@ from spindle_cli.account.device.account import Account
 from spindle_cli.account.device_memory import RolesOf, device_memory
 from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.best import drafts
-from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search import judge
 from spindle_cli.plan.search.judge import Judged, best_of, measure
@@ -224,7 +225,7 @@ def test_a_search_places_with_care_what_it_finds_alone(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_within_the_iteration_of_the_best_plan_the_same_is_found(seed: int) -> None:
-    posed = ONE_TYPE.posed(drawn(seed), cluster_of(4))
+    posed = ProblemPoser().posed(drawn(seed), cluster_of(4))
     best, _ = posed.best("spindle", 0)
     assert best is not None and best.strategy == "spindle"
     within, _ = posed.best("spindle", 0, best.prediction.iteration_s)

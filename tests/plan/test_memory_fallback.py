@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
-from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.memory_fallback import (
     describe,
     given_up,
@@ -71,7 +72,7 @@ def test_each_degree_splits_the_metaops_with_most_parameters_then_all() -> None:
         split(net("b/m", 2, 1, param_bytes_per_op=4 * MIB), 4),
         split(net("c/m", 1, 1, param_bytes_per_op=2 * MIB), 2),
     )
-    found = splits(profile, cluster_of(4), ONE_TYPE)
+    found = splits(profile, cluster_of(4), ProblemPoser())
     heavy, everything = frozenset({"b/m"}), frozenset({"a/m", "b/m", "c/m"})
     fallbacks = [(tight.fallback.least_tp, tight.fallback.split) for tight in found]
     assert len(fallbacks) == 5

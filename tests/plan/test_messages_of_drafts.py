@@ -9,7 +9,8 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.climb import Dispatcher
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces

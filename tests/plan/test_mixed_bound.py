@@ -8,15 +8,14 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import Bound, lower_bound
-from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.profile.types import MetaOpProfile
 
 FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
 
 
 def bound_of(*metaops: MetaOpProfile) -> Bound:
-    return lower_bound(make_mixed_problem(profile_on_types(*metaops), FAST_AND_SLOW))
+    return lower_bound(make_problem(profile_on_types(*metaops), FAST_AND_SLOW))
 
 
 def any_s(*metaops: MetaOpProfile) -> float:
@@ -58,7 +57,7 @@ def test_a_chain_that_more_devices_do_not_shorten_holds_the_bound() -> None:
     long = metaop_on_types("a/long", 1, {"fast": 4.0, "slow": 8.0}, batch_size=1)
     short = metaop_on_types("b/short", 1, {"fast": 1.0, "slow": 2.0}, batch_size=1)
     cluster = cluster_of_types({"fast": 3, "slow": 1})
-    bound = lower_bound(make_mixed_problem(profile_on_types(long, short), cluster))
+    bound = lower_bound(make_problem(profile_on_types(long, short), cluster))
     assert bound.lower_bound_s == pytest.approx(4.0, rel=1e-3)
     assert bound.device_value_s == {"fast": pytest.approx(0.0), "slow": pytest.approx(0.0)}
 
@@ -70,7 +69,7 @@ def test_of_equal_types_the_bound_is_that_of_one_type() -> None:
     )
     one = lower_bound(make_problem(profile_of(*metaops), cluster_of(4)))
     profile = on_types(profile_of(*metaops), {"one": 1.0, "other": 1.0})
-    bound = lower_bound(make_mixed_problem(profile, cluster_of_types({"one": 2, "other": 2})))
+    bound = lower_bound(make_problem(profile, cluster_of_types({"one": 2, "other": 2})))
     assert bound.lower_bound_s == pytest.approx(one.lower_bound_s, rel=2e-3)
     assert bound.lower_bound_s <= one.lower_bound_s * (1 + 1e-9)
     assert 2 * sum(bound.device_value_s.values()) == pytest.approx(

@@ -19,7 +19,7 @@ from spindle_cli.plan.bound.pricing import Pricing
 from spindle_cli.plan.cutting.allocations import allocations, groups_of_type, point_of_cut, recomputed
 from spindle_cli.plan.cutting.cuts import Cutter, offsets
 from spindle_cli.plan.cutting.shares import ShareTimes, share_times
-from spindle_cli.plan.mixed.baselines import in_proportion
+from spindle_cli.plan.strategies.baselines import in_proportion
 from spindle_cli.profile.types import MetaOpProfile
 
 TWO = cluster_of_types({"fast": 3, "slow": 3})

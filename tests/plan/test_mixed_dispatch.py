@@ -12,16 +12,22 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.pricing import Column
-from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.dispatching import search as search_module
-from spindle_cli.plan.mixed.dispatching.dispatch import FEWEST_LEFT, OPTIMUM_LATE, WIDEN_COST, MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
-from spindle_cli.plan.mixed.dispatching.optimum import FEWEST_OPS, optimum_ops
-from spindle_cli.plan.mixed.dispatching.search import search
-from spindle_cli.plan.mixed.posed import PosedOnTypes, SeveralTypes
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.mixed import drafts as on_types
+from spindle_cli.plan.mixed import search as search_module
+from spindle_cli.plan.mixed.dispatch import (
+    FEWEST_LEFT,
+    FEWEST_OPS,
+    OPTIMUM_LATE,
+    WIDEN_COST,
+    MixedDispatcher,
+    MixedGuide,
+    optimum_ops,
+)
+from spindle_cli.plan.mixed.search import search
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of
@@ -120,7 +126,7 @@ def test_what_the_optimum_uses_waits_for_room() -> None:
         metaop_on_types("t/a", 2, {"fast": 1.0, "slow": 20.0}, **one),
         metaop_on_types("t/b", 1, {"fast": 1.0, "slow": 20.0}, **one),
     )
-    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 1, "slow": 1}))
+    problem = make_problem(profile_on_types(*metaops), cluster_of_types({"fast": 1, "slow": 1}))
     bound = lower_bound(problem)
     assert [len(used) for used in MixedDispatcher(problem, bound).optimum] == [1, 1]
     ones = (1.0, 1.0)
@@ -166,7 +172,7 @@ def test_the_optimum_runs_every_op() -> None:
     first = metaop_on_types("t/first", 3, {"fast": 1.0, "slow": 2.0}, batch_size=6)
     second = metaop_on_types("t/second", 5, {"fast": 1.0, "slow": 3.0}, batch_size=6, inputs=("t/first",))
     cluster = cluster_of_types({"fast": 3, "slow": 2})
-    problem = make_mixed_problem(profile_on_types(first, second), cluster)
+    problem = make_problem(profile_on_types(first, second), cluster)
     bound = lower_bound(problem)
     for node, used, op_s in zip(problem.nodes, bound.ops, bound.op_s, strict=True):
         assert sum(ops for _, ops in used) == pytest.approx(node.num_ops)
@@ -181,9 +187,9 @@ def test_backwards_the_last_start_first_and_times_count_from_the_end() -> None:
         metaop_on_types("t/b", 1, {"fast": 4.0}, inputs=("t/a",), **one),
         metaop_on_types("t/c", 1, {"fast": 1.0}, inputs=("t/a",), **one),
     )
-    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2}))
+    problem = make_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 1}))
     bound = lower_bound(problem)
-    same = MixedGuide(0.0, 2.0, (1.0,) * 3, (1.0,) * 3, (1.0,))
+    same = MixedGuide(0.0, 2.0, (1.0,) * 3, (1.0,) * 3, (1.0, 1.0))
     timed, end_s = MixedDispatcher(problem, bound, backwards=True).run(same)
     assert end_s == pytest.approx(5.0)
     assert sorted((node, start_s, end_s) for (node, _, _), start_s, end_s in timed) == [
@@ -208,7 +214,7 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
         for number in range(3)
     ]
     last = metaop_on_types("t/last", 7, {"fast": 1.0, "slow": 1.2}, batch_size=7, inputs=("t/0", "t/2"))
-    problem = make_mixed_problem(profile_on_types(*first, last), cluster)
+    problem = make_problem(profile_on_types(*first, last), cluster)
     bound = lower_bound(problem)
 
     def ends() -> list[float]:
@@ -223,9 +229,9 @@ def test_the_best_schedules_are_returned_the_best_first(monkeypatch: pytest.Monk
 
 
 def test_only_a_search_tries_every_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_mixed_problem(
+    problem = make_problem(
         profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)),
-        cluster_of_types({"fast": 2}),
+        cluster_of_types({"fast": 2, "slow": 1}),
     )
     bound = lower_bound(problem)
     monkeypatch.setattr(search_module, "QUICK_PATIENCE", ())
@@ -244,10 +250,10 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort
         efforts.append((mixes, effort))
         return []
 
-    monkeypatch.setattr(posed_module, "search", searched)
+    monkeypatch.setattr(on_types, "search", searched)
     profile = profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2))
     for fallback in (MemoryFallback(), MemoryFallback(recompute={"t/net": 1})):
-        posed = SeveralTypes().posed(profile, cluster_of_types({"fast": 2}), fallback)
+        posed = ProblemPoser().posed(profile, cluster_of_types({"fast": 2, "slow": 1}), fallback)
         for effort in (NO_SEARCH, 0, 2):
             posed.best("spindle", effort)
     assert [effort for mixes, effort in efforts if not mixes] == [0, 6_000, 6_000, 24_000, 96_000] * 2
@@ -257,7 +263,7 @@ def test_what_gives_up_memory_is_searched_half_as_long_for_mixes_and_from_effort
 
 def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     metaops = [metaop_on_types(f"t/{n}", 4, {"fast": 1.0, "slow": 1.5 + n}, batch_size=6) for n in range(2)]
-    problem = make_mixed_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
+    problem = make_problem(profile_on_types(*metaops), cluster_of_types({"fast": 2, "slow": 3}))
     bound = lower_bound(problem)
     tried: list[MixedGuide] = []
     run = MixedDispatcher.run
@@ -315,10 +321,10 @@ def by_hand(
 
     expected_s = [inf]
 
-    monkeypatch.setattr(posed_module, "search", searched_by_hand)
-    monkeypatch.setattr(posed_module, "best_of", best_placed)
-    monkeypatch.setattr(PosedOnTypes, "_baseline_drafts", lambda _: [])
-    posed = SeveralTypes().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2}))
+    monkeypatch.setattr(on_types, "search", searched_by_hand)
+    monkeypatch.setattr(on_types, "best_of", best_placed)
+    monkeypatch.setattr(on_types.DraftsOnTypes, "_baseline_drafts", lambda _: [])
+    posed = ProblemPoser().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2, "slow": 1}))
     best, all_fit = posed.best("spindle", 0)
     assert best is not None
     assert known_s == expected_s[:-1]

@@ -10,10 +10,10 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound, lower_bound_under
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.mixed import drafts as posed_module
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.memory_fallback import (
@@ -50,7 +50,7 @@ def test_nothing_known_leaves_nothing_out_and_asks_for_no_bound() -> None:
 def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
     """Split by two an op takes 1.5 times the seconds of two devices: three times the work of whole layers."""
     nets = [split_by_two(metaop_on_types(name, 4, TIMES, batch_size=6), 1.5) for name in ("t/net", "u/net")]
-    profile, posing = profile_on_types(*nets), SeveralTypes()
+    profile, posing = profile_on_types(*nets), ProblemPoser()
     whole = posing.posed(profile, TWO_EACH)
     assert lower_bound_under(whole.problem, whole.bound, MemoryFallback()) == pytest.approx(
         whole.lower_bound_s, rel=1e-3
@@ -67,7 +67,7 @@ def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
 
 def test_prices_that_break_their_own_constraints_bound_no_more_than_those_that_keep_them() -> None:
     """2 ops of 4 s count for a quarter more, and so does every second of the end."""
-    problem = SeveralTypes().posed(chain(), ONE_EACH).problem
+    problem = ProblemPoser().posed(chain(), ONE_EACH).problem
     sound = lower_bound(problem)
     (end,) = (name for name in sound.row_prices if name.startswith("end_"))
     known_s = [
@@ -83,7 +83,7 @@ def test_prices_that_break_their_own_constraints_bound_no_more_than_those_that_k
 
 def test_splits_are_posed_where_their_bound_by_prices_leaves_them_a_chance() -> None:
     net = split_by_two(metaop_on_types("t/net", 4, TIMES, batch_size=6), 1.5)
-    profile, posing = profile_on_types(net), SeveralTypes()
+    profile, posing = profile_on_types(net), ProblemPoser()
     whole_s = posing.posed(profile, TWO_EACH).lower_bound_s
     assert len(list(every_split(profile))) == 2
     for within_s, count in ((2.9 * whole_s, 1), (3.2 * whole_s, 2)):
@@ -105,7 +105,7 @@ def test_baselines_that_end_later_than_the_best_iteration_are_not_placed(
         return known(problem, draft)  # type: ignore[arg-type]
 
     monkeypatch.setattr(posed_module, "judge", judge)
-    posed = SeveralTypes().posed(profile_on_types(*chains), ONE_EACH)
+    posed = ProblemPoser().posed(profile_on_types(*chains), ONE_EACH)
     best, fits = posed.best("spindle", 0)
     assert best is not None
     assert fits

@@ -11,9 +11,10 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.cutting.allocations import degrees_of, on_all_devices
+from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.cutting.allocations import cuts_on_all, degrees_of
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
 from spindle_cli.simulate.run import simulate
@@ -114,16 +115,16 @@ def test_an_allocation_on_all_devices_splits_alike_in_nodes_of_one_type() -> Non
     """Of three devices in a node one is left over by groups of two."""
     a, b = split_by_two(heavy("a/net"), 0.5), split_by_two(heavy("b/net"), 0.5)
     even = cluster_of_types({"fast": 2, "slow": 2})
-    found = on_all_devices([a, b], even)
+    found = cuts_on_all([a, b], even)
     assert [{name: (p.dp, p.tp, p.counts, p.rows) for name, p in each.items()} for each in found] == [
         dict.fromkeys(("a/net", "b/net"), (4, 1, (2, 2), (0, 2, 4, 5, 6))),
         dict.fromkeys(("a/net", "b/net"), (2, 2, (2, 2), (0, 4, 6))),
     ]
-    assert [set(each) for each in on_all_devices([a, heavy("c/net")], even)] == [{"a/net", "c/net"}]
+    assert [set(each) for each in cuts_on_all([a, heavy("c/net")], even)] == [{"a/net", "c/net"}]
     few = metaop_on_types("d/net", 1, TIMES, batch_size=3)
-    assert on_all_devices([a, few], even) == []
+    assert cuts_on_all([a, few], even) == []
     uneven = cluster_of_types({"fast": 3, "slow": 2})
-    assert [each["a/net"].tp for each in on_all_devices([a], uneven)] == [1]
+    assert [each["a/net"].tp for each in cuts_on_all([a], uneven)] == [1]
 
 
 def of_one_node_each(fast: int, slow: int) -> Cluster:
@@ -152,7 +153,7 @@ def test_what_is_split_for_memory_runs_on_groups_alone_and_the_bound_knows() -> 
     """
     net, other = split_by_two(heavy(), 1.5), split_by_two(heavy("u/net"), 1.5)
     profile, cluster = profile_on_types(net, other), of_one_node_each(2, 2)
-    posing = SeveralTypes()
+    posing = ProblemPoser()
     whole = posing.posed(profile, cluster)
     split = posing.posed(profile, cluster, MemoryFallback(2, frozenset({"t/net"})))
     own, others = split.problem.nodes
@@ -169,7 +170,7 @@ def test_what_runs_on_all_devices_has_that_column_alone_in_the_bound() -> None:
     """With what the other would take beside it: 24 s of a sample on each type in turn."""
     net, other = heavy("t/net"), heavy("u/net")
     profile = profile_on_types(net, other).sharded({"t/net": PARAMETERS, "u/net": PARAMETERS})
-    posed = SeveralTypes().posed(profile, ONE_EACH)
+    posed = ProblemPoser().posed(profile, ONE_EACH)
     assert posed.best("spindle", 0)[1]
     assert [len(node.points) for node in posed.problem.nodes] == [1, 1]
     assert posed.lower_bound_s == pytest.approx(8 * 4.0)
@@ -188,7 +189,7 @@ def test_the_bound_knows_cuts_that_a_share_which_is_slow_for_its_size_hides() ->
         for share in net.shares
     )
     profile = profile_on_types(net.model_copy(update={"shares": shares})).sharded({"t/net": PARAMETERS})
-    posed = SeveralTypes().posed(profile, ONE_EACH)
+    posed = ProblemPoser().posed(profile, ONE_EACH)
     assert [node.points[0].rows for node in posed.problem.nodes] == [(0, 5, 6)]
     assert posed.lower_bound_s == pytest.approx(4 * 3.5)
     plan = make_plan(profile, ONE_EACH, effort=0)
@@ -201,7 +202,7 @@ def test_what_is_shared_out_is_split_as_is_fastest(split_s: float, tp: int) -> N
     """A group of two has twice the samples, of which each takes 0.4 or 0.6 times as long."""
     profile = profile_on_types(split_by_two(heavy(param_bytes_per_op=MIB), split_s))
     profile = profile.sharded({"t/net": PARAMETERS})
-    (node,) = SeveralTypes().problem(profile, of_one_node_each(2, 2)).nodes
+    (node,) = make_problem(profile, of_one_node_each(2, 2)).nodes
     assert [point.tp for point in node.points] == [tp]
 
 
@@ -217,7 +218,7 @@ def recomputing_profile() -> Profile:
 def test_what_saves_most_for_a_second_is_recomputed_first() -> None:
     profile = recomputing_profile()
     tight = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.39)
-    assert SeveralTypes().posed(profile, tight).best("sequential", 0) == (None, False)
+    assert ProblemPoser().posed(profile, tight).best("sequential", 0) == (None, False)
     plan = make_plan(profile, tight, effort=0, micro_batches={"t": 1})
     again = {piece.metaop for piece in plan.slices if piece.num_recomputed}
     assert again == {"t/a"}
@@ -233,7 +234,7 @@ def test_a_baseline_without_room_says_nothing_of_memory_where_it_could_not_be_fa
         for task in "ab"
     ]
     posed = [
-        SeveralTypes().posed(
+        ProblemPoser().posed(
             profile_on_types(*chains), cluster_of_types({"fast": 1, "slow": 1}, memory_gib=gib)
         )
         for gib in (16.0, 4.0)

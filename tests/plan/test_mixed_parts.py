@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
-from spindle_cli.plan.mixed import parts as parts_module
-from spindle_cli.plan.mixed.parts import MOST_SEARCHED, _Costs, _fastest_in_turn
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.best import idle_nodes as parts_module
+from spindle_cli.plan.best.idle_nodes import MOST_SEARCHED, _Costs, _fastest_in_turn
+from spindle_cli.plan.posing import make_problem
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_part_has_allocations_that_all_its_types_have_room_for(
     prices: tuple[float, float], room: tuple[int, int], bound_s: float
 ) -> None:
     net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 2.0}, batch_size=6)
-    problem = make_mixed_problem(profile_on_types(net), cluster_of_types({"fast": 1, "slow": 1}))
+    problem = make_problem(profile_on_types(net), cluster_of_types({"fast": 1, "slow": 1}))
     assert _Costs(problem, prices).bound_s(room) == pytest.approx(bound_s)
 
 

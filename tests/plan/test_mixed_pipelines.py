@@ -9,9 +9,9 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed import posed
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.mixed import drafts as on_types
 from spindle_cli.plan.pipelines.cuts import Cutter
 from spindle_cli.plan.pipelines.drafts import may_gain
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
@@ -19,6 +19,7 @@ from spindle_cli.plan.pipelines.search import Search
 from spindle_cli.plan.pipelines.sections import sections_of
 from spindle_cli.plan.pipelines.timetable import seconds_of, timetable
 from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan
@@ -45,7 +46,7 @@ def cluster(
 
 
 def problem_of(*metaops: MetaOpProfile, on: Cluster) -> Problem:
-    return make_mixed_problem(profile_on_types(*metaops), on)
+    return make_problem(profile_on_types(*metaops), on)
 
 
 def net(
@@ -263,9 +264,9 @@ def test_problems_that_give_up_something_or_get_a_quick_look_are_asked_for_no_pi
     monkeypatch: pytest.MonkeyPatch, effort: int, fallback: MemoryFallback, asked: list[int]
 ) -> None:
     efforts: list[int] = []
-    monkeypatch.setattr(posed, "pipelines", lambda _, effort, __: efforts.append(effort) or ())
+    monkeypatch.setattr(on_types, "pipelines", lambda _, effort, __: efforts.append(effort) or ())
     profile = profile_on_types(*tasks_with_a_trunk())
-    found = posed.SeveralTypes().posed(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01), fallback)
+    found = ProblemPoser().posed(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01), fallback)
     best, _ = found.best("spindle", effort)
     assert best is not None
     assert efforts == asked

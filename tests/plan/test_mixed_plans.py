@@ -17,9 +17,8 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed.alike import as_one_type
-from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.mixed.dispatch import MixedDispatcher, MixedGuide
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile, ShareTime
 from spindle_cli.questions.compare import compare
@@ -359,7 +358,7 @@ def test_a_dispatch_waits_for_devices_that_are_much_faster() -> None:
     """b would take 20 times as long on the slow device, which is all that a leaves."""
     a = metaop_on_types("a/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
     b = metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
-    problem = make_mixed_problem(profile_on_types(a, b), FAST_AND_SLOW)
+    problem = make_problem(profile_on_types(a, b), FAST_AND_SLOW)
     dispatcher = MixedDispatcher(problem, lower_bound(problem))
     guide = MixedGuide(0.0, 2.0, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     timed, end_s = dispatcher.run(guide)

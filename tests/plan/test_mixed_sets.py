@@ -15,9 +15,9 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Link
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
@@ -149,7 +149,7 @@ def test_of_what_is_left_of_the_plan_of_all_and_a_plan_of_its_own_the_faster_one
     def make(some: Profile) -> Plan:
         return make_plan(some.model_copy(update={"task_sets": ()}), FAST_AND_SLOW, alone)
 
-    found = with_sets(plan, with_a, make, SeveralTypes())
+    found = with_sets(plan, with_a, make, ProblemPoser())
     assert found.task_sets[1].predicted.compute_s == pytest.approx(8.0)
 
 

@@ -18,10 +18,8 @@ from spindle_cli.plan.cutting import allocations as allocations_module
 from spindle_cli.plan.cutting.allocations import allocations
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
-from spindle_cli.plan.mixed.dispatching.choices import Choices
-from spindle_cli.plan.mixed.dispatching.dispatch import LEAST_PRICE, MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.mixed.dispatch import LEAST_PRICE, Choices, MixedDispatcher, MixedGuide
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -125,7 +123,7 @@ def test_choices_are_the_cheapest_within_a_time_and_of_equals_the_first() -> Non
 
 def test_mixes_cost_as_little_as_the_best_of_all_pairs() -> None:
     """Also with other prices, and with those of before again."""
-    problem = make_mixed_problem(profile_on_types(net()), TWO)
+    problem = make_problem(profile_on_types(net()), TWO)
     bound = lower_bound(problem)
     dispatcher = MixedDispatcher(problem, bound)
     (points,) = (node.points for node in problem.nodes)
@@ -200,6 +198,8 @@ def test_so_fine_a_list_of_numbers_of_devices_is_tried_as_has_no_more_combinatio
 ) -> None:
     monkeypatch.setattr(allocations_module, "MOST_COMBINATIONS", most)
     cluster = cluster_of_types({"cpu-a": 10, "cpu-b": 10, "cpu-c": 20})
-    net = metaop_on_types("t/net", 1, {"cpu-a": 1.0, "cpu-b": 2.0, "cpu-c": 3.0}, batch_size=40)
+    # Of equal shares what was worked out is kept, so each case has its own.
+    times = {kind: seconds * most for kind, seconds in (("cpu-a", 1.0), ("cpu-b", 2.0), ("cpu-c", 3.0))}
+    net = metaop_on_types("t/net", 1, times, batch_size=40)
     third = {point.counts[2] for point in allocations(net, cluster) if point.counts is not None}
     assert sorted(third) == of_third

@@ -18,9 +18,9 @@ from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, GroupLinks, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.judge import measure_as_they_are
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
@@ -205,7 +205,7 @@ def test_what_is_moved_on_types_is_estimated_as_predicted(
     links: tuple[float, float], rows: tuple[int, ...] | None, devices: tuple[int, ...], *, recompute: bool
 ) -> None:
     metaop = net()
-    problem = make_mixed_problem(profile_on_types(metaop), cluster(*links, memory_gib=60))
+    problem = make_problem(profile_on_types(metaop), cluster(*links, memory_gib=60))
     keys = {"metaop": metaop.name, "ops": (0, 12), "devices": devices, "dp": len(devices), "rows": rows}
     piece = Slice.model_validate(keys | {"recompute": recompute, "start_s": 0.0, "end_s": 1.0})
     op_s = problem.op_s_of(piece.model_copy(update={"recompute": False}))

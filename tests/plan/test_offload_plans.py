@@ -23,7 +23,8 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.passes import _stalls
-from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import measure_as_they_are
 from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.sets.choose import judge_in_turn, of_tasks

@@ -55,4 +55,4 @@ def test_nothing_that_plans_for_several_types_has_a_say(activation_bytes: int) -
 def test_what_plans_for_several_types_is_seen_to_be_called() -> None:
     profile = profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 2.0}, batch_size=6))
     called = called_for(profile, cluster_of_types({"fast": 1, "slow": 1}))
-    assert {"find_on_types"} <= called
+    assert {"search", "best"} <= called

@@ -14,7 +14,8 @@ from spindle_cli.files.cluster import NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem, parts_of
 from spindle_cli.plan.search.judge import measure, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare

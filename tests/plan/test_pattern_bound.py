@@ -18,8 +18,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.allocations import allocations
-from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.problem import Point, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs
 
@@ -120,7 +120,7 @@ def test_every_number_of_devices_of_each_type_may_be_listed() -> None:
     cluster = cluster_of_types({"cpu-a": 12, "cpu-b": 1})
     net = metaop_on_types("t/net", 1, {"cpu-a": 1.0, "cpu-b": 999.0}, batch_size=132)
     some = {point.counts for point in allocations(net, cluster)}
-    problem = with_every_number(make_mixed_problem(profile_on_types(net), cluster))
+    problem = with_every_number(make_problem(profile_on_types(net), cluster))
     (every,) = ({point.counts for point in node.points} for node in problem.nodes)
     assert some < every
     assert every >= {(count, 0) for count in range(1, 13)}

@@ -20,7 +20,8 @@ from spindle_cli.plan.pipelines.search import LEAST_COUNTED, Beside, Search, Sta
 from spindle_cli.plan.pipelines.sections import Section, sections_of
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, timetable
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import judge
 from spindle_cli.profile.types import MetaOpProfile, ProcessorCosts
 

@@ -14,7 +14,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.calendar import Calendar
 from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.plan.types import StrategyName

@@ -8,7 +8,7 @@ from drafts import draft_of, predicted, problem_of
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.points import CurvePoint

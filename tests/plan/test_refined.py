@@ -20,6 +20,7 @@ from spindle_cli.files.nodes import GroupLinks
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
@@ -27,7 +28,8 @@ from spindle_cli.plan.compiled import sources_digest
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.evaluate import SLICE_COST
 from spindle_cli.plan.refine.moves import SCALE, draw_what_gains
 from spindle_cli.plan.refine.schedule import OFTEN
@@ -370,7 +372,7 @@ def test_with_ample_memory_it_goes_on_where_links_decide(
         begun.append(problem)
 
     monkeypatch.setattr("spindle_cli.plan.refine.search.refined", noted)
-    found = find(problem.profile, cluster, "spindle", 0)
+    found = find(problem.profile, cluster, "spindle", 0, ProblemPoser())
     assert found is not None
     assert not found.is_short
     above = found.best.prediction.iteration_s / lower_bound(problem).lower_bound_s

@@ -16,9 +16,9 @@ from helpers.several_types import metaop_on_types, profile_on_types
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.nodes import BetweenLink, GroupLinks
 from spindle_cli.plan.best.in_memory import recomputed_share
-from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.refine.evaluate import SLICE_COST
@@ -62,7 +62,7 @@ def cluster(
 
 
 def problem_of(on: Cluster, *metaops: MetaOpProfile) -> Problem:
-    return SeveralTypes().problem(profile_on_types(*metaops), on)
+    return make_problem(profile_on_types(*metaops), on)
 
 
 def piece_of(

@@ -12,9 +12,9 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import cuts_of_parts, in_micro_batches
-from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
+from spindle_cli.plan.best.sharding import shardings_to_try
+from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import MemoryFallback, Point
 from spindle_cli.plan.search.room import CutPart, FittedPart, all_within
@@ -155,8 +155,11 @@ def test_where_shares_are_to_be_equal_a_component_without_them_is_not_shared_out
     """Six samples on four devices."""
     net = cuttable("t/net", 4, {1: 1.0, 2: 1.5, 3: 2.0, 6: 3.0}, param_bytes_per_op=100 * MIB)
     profile = shared(net)
-    assert shardings_to_try(profile, FOUR, ONE_TYPE) == [{"t/net": PARAMETERS}, {"t/net": Sharding.GRADIENTS}]
-    assert shardings_to_try(profile.in_equal_shares(), FOUR, ONE_TYPE) == []
+    assert shardings_to_try(profile, FOUR) == [
+        {"t/net": PARAMETERS},
+        {"t/net": Sharding.GRADIENTS},
+    ]
+    assert shardings_to_try(profile.in_equal_shares(), FOUR) == []
     asked = {"t/net": PARAMETERS}
     plan = make_plan(profile, FOUR, effort=0, sharding=asked)
     assert check_plan(plan, profile) == ()

@@ -6,7 +6,8 @@ import pytest
 
 from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search import improve
 from spindle_cli.plan.search.climb import Trial
 from spindle_cli.plan.search.improve import group_sizes, in_groups, search

@@ -15,13 +15,14 @@ from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
 from plan.test_memory_fallback import net, split
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.drafts import OneType
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.seeds import ALIKE, Seed, Seeds
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.search.posed import NO_SEARCH
@@ -65,7 +66,7 @@ class FitsFrom:
 
 
 @dataclass(frozen=True)
-class FittingFrom(OneType):
+class FittingFrom(ProblemPoser):
     """Poses such problems."""
 
     for_baselines: int
@@ -160,7 +161,7 @@ class OfDegree(FitsFrom):
 
 
 @dataclass(frozen=True)
-class OfDegrees(OneType):
+class OfDegrees(ProblemPoser):
     """Poses such problems: by the degree of tensor parallelism of layers the bound, and what a plan takes
     that recomputes nothing, a quick one and one of a longer search.
     """
@@ -201,7 +202,7 @@ def test_splits_whose_bound_leaves_no_chance_are_left_out() -> None:
 
 
 @dataclass(frozen=True)
-class BySamples(OneType):
+class BySamples(ProblemPoser):
     """Poses problems of micro-batches of so many samples whose quick plans take so long; None: none fits."""
 
     seconds: Mapping[int, float | None]

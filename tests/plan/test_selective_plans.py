@@ -17,9 +17,9 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.allocations import recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.pipelines.allocations import Allocation, _as
-from spindle_cli.plan.problem import MemoryFallback, Point, make_point, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Point, make_point
 from spindle_cli.plan.search.memory_fallback import describe, given_up
 from spindle_cli.plan.search.room import CutPart
 from spindle_cli.plan.types import Plan
@@ -187,7 +187,7 @@ def test_micro_batches_keep_their_part() -> None:
             for samples in (1, 2, 4, 8)
         ],
     )
-    (part,) = in_micro_batches(profile_of(metaop), {"a": 4}, ONE, make_problem).one.metaops
+    (part,) = in_micro_batches(profile_of(metaop), {"a": 4}, ONE).one.metaops
     assert part.memory[0].selective_bytes == (0, 6 * MIB // 4)
     assert part.memory[0].rebatched(2.0).selective_bytes == (0, 3 * MIB)
 
@@ -254,7 +254,7 @@ def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_
 def test_the_bound_on_types_counts_no_more_than_what_runs_again_at_least() -> None:
     """A quarter of a forward pass of a second, beside 3 s; of several allocations the least."""
     shares = metaop_on_types("t/net", 1, {"fast": 3.0, "slow": 30.0}, batch_size=1)
-    problem = make_mixed_problem(profile_on_types(shares), cluster_of_types({"fast": 1, "slow": 1}))
+    problem = make_problem(profile_on_types(shares), cluster_of_types({"fast": 1, "slow": 1}))
     (node,) = problem.nodes
     plain = node.points[-1]
     part = replace(plain, again=0.25, selective=True)

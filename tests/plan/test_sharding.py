@@ -24,8 +24,8 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.sharding import levels_of, on_all_devices, parse_levels, shardings_to_try
+from spindle_cli.plan.best.sharding import levels_of, parse_levels, shardings_to_try
+from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.plan_report import PlanReport
@@ -259,19 +259,19 @@ def test_what_is_tried() -> None:
     frozen = net_of("a/frozen", 9, trainable_fraction=0.0)
     narrow = net_of("a/narrow", 9).model_copy(update={"curve": large.curve[:1]})
     profile = shared(small, large, frozen, narrow)
-    assert shardings_to_try(profile, cluster_of(2), ONE_TYPE) == [
+    assert shardings_to_try(profile, cluster_of(2)) == [
         {"a/frozen": PARAMETERS},
         {"a/small": PARAMETERS, "a/large": PARAMETERS, "a/frozen": PARAMETERS},
         {"a/small": GRADIENTS, "a/large": GRADIENTS},
     ]
-    assert shardings_to_try(shared(large), cluster_of(2), ONE_TYPE) == [
+    assert shardings_to_try(shared(large), cluster_of(2)) == [
         {"a/large": PARAMETERS},
         {"a/large": GRADIENTS},
     ]
-    assert shardings_to_try(profile, cluster_of(1), ONE_TYPE) == []
-    assert shardings_to_try(shared(narrow, frozen), cluster_of(2), ONE_TYPE) == [{"a/frozen": PARAMETERS}]
-    assert shardings_to_try(shared(narrow), cluster_of(2), ONE_TYPE) == []
-    assert shardings_to_try(profile_of(large), cluster_of(2), ONE_TYPE) == []
+    assert shardings_to_try(profile, cluster_of(1)) == []
+    assert shardings_to_try(shared(narrow, frozen), cluster_of(2)) == [{"a/frozen": PARAMETERS}]
+    assert shardings_to_try(shared(narrow), cluster_of(2)) == []
+    assert shardings_to_try(profile_of(large), cluster_of(2)) == []
 
 
 def test_what_cannot_be_shared_out_is_refused() -> None:
@@ -376,7 +376,7 @@ def test_every_sharding_that_is_tried_makes_a_valid_plan(
     profile = random_profile(seed, shape, most_tp=most_tp)
     profile = profile.model_copy(update={"optimizer_state_sharded": True})
     cluster: Cluster = cluster_of(nodes * per_node, devices_per_node=per_node, memory_gib=4000)
-    for sharding in shardings_to_try(profile, cluster, ONE_TYPE)[:2]:
+    for sharding in shardings_to_try(profile, cluster)[:2]:
         levels = dict.fromkeys(sharding, level)
         plan = make_plan(profile, cluster, effort=0, sharding=levels)
         assert plan.sharding == levels

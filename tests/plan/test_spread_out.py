@@ -13,7 +13,8 @@ from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search import spread
 from spindle_cli.plan.search.judge import Judged, judge
 from spindle_cli.plan.search.spread import spread_out

@@ -18,7 +18,6 @@ from spindle_cli.plan.pipelines.cuts import Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, messages_s, timetable
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.stages import pipelined
 from spindle_cli.plan.stages.pipelined import may_gain
@@ -158,7 +157,7 @@ def test_of_micro_batches_that_are_asked_for_no_others_are_tried(monkeypatch: py
     profile = profile_of(cuttable("t/net", 4, UP_TO_32), cuttable("s/net", 4, UP_TO_32))
     found = Found(judged(4.0), is_short=False)
     for asked in ({"t": 8, "s": 1}, {"t": 1, "s": 1}, {}):
-        ends = (profile, apart(4), found, 0.0, predicted_s, make_problem, asked)
+        ends = (profile, apart(4), found, 0.0, predicted_s, asked)
         assert pipelined.in_pipelines(*ends) is found
     assert tried == [{"t": 8}]
 

@@ -12,7 +12,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix, Profile, ShareTime

@@ -15,7 +15,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.errors import InputError
-from spindle_cli.plan.best.drafts import ONE_TYPE
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.plan_report import PlanReport
@@ -313,6 +313,6 @@ def test_every_set_is_simulated_by_itself() -> None:
 def test_no_set_changes_the_plan_of_all_tasks_where_steps_run_them_all() -> None:
     profile = sampled(("a", 0.5), ("ab", 0.5), curve=ALONE)
     plain = make_plan(profile.model_copy(update={"task_sets": ()}), cluster_of(2))
-    plan = with_sets(plain, profile, lambda some: make_plan(some, cluster_of(2)), ONE_TYPE)
+    plan = with_sets(plain, profile, lambda some: make_plan(some, cluster_of(2)), ProblemPoser())
     assert [(p.label, p.devices) for p in plan.slices] == [(p.label, p.devices) for p in plain.slices]
     assert plan.predicted.iteration_s == pytest.approx(plain.predicted.iteration_s)

@@ -20,7 +20,7 @@ from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.slices import Slice
 from spindle_cli.plan.teams.cluster import cluster_of as cluster_of_teams
 from spindle_cli.plan.teams.cluster import teams_of

@@ -11,7 +11,8 @@ from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.listing import Timed
 

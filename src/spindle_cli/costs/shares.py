@@ -222,11 +222,17 @@ def _shares_on_type(
     device: str,
     tp: int,
 ) -> KnownShares:
-    return KnownShares(
-        (share for share in shares.of if share.device == device and share.tp == tp),
-        (point for point in curve.of if point.device == device and point.tp == tp),
+    return _known(
+        tuple(share for share in shares.of if share.device == device and share.tp == tp),
+        tuple(point for point in curve.of if point.device == device and point.tp == tp),
         batch_size,
     )
+
+
+@lru_cache(_MOST_KEPT)
+def _known(shares: tuple[ShareTime, ...], points: tuple[CurvePoint, ...], batch_size: int) -> KnownShares:
+    """Also of other MetaOps with equal shares the same object."""
+    return KnownShares(shares, points, batch_size)
 
 
 def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeconds | None:

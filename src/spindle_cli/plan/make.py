@@ -1,17 +1,17 @@
 """Making a plan: from a profile and a cluster to the plan file's content.
 
-problem.py          index the MetaGraph, cut the curves to the cluster
+posing.py           index the MetaGraph, with the allocations of its MetaOps on the cluster
 cutting/            on several types of device: allocations over them, by how fast shares are on each
 bound/              the linear program over the whole graph: lower bound and allocation
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
+mixed/drafts.py     the same on devices of several types
 best/in_memory.py   the best inside of memory, by refine/search.py: a search over everything at once
 best/find_asked.py  the best plan of what is asked for
 best/seeds.py       where memory is short: quick plans that give up something, and the search from the best
 teams/find.py       the best of these and of plans whose parameters teams of devices share out
 stages/pipelined.py the best of these and of pipelines of micro-batches
-mixed/find.py       the best plan on devices of several types, teams of which may share out parameters, too
-other_ways/         where nothing fits, another strategy's plan; and plans that leave nodes idle
+best/otherwise.py   where nothing fits, another strategy's plan, or one that leaves nodes idle
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
 sets/choose.py where steps run some of the tasks: a plan for each set of these, by the best strategy
@@ -21,7 +21,7 @@ sums/choose.py      the same with gradients gathered as what they are made of, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -30,29 +30,26 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
-from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.idle_nodes import or_on_fewer
 from spindle_cli.plan.best.in_memory import recomputed_share
+from spindle_cli.plan.best.otherwise import found_otherwise
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
-from spindle_cli.plan.mixed.find import find_on_types, require_possible
-from spindle_cli.plan.mixed.posed import SeveralTypes
-from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
-from spindle_cli.plan.other_ways.idle_nodes import or_on_fewer
-from spindle_cli.plan.other_ways.otherwise import found_otherwise
-from spindle_cli.plan.problem import make_problem
-from spindle_cli.plan.search.posed import NO_SEARCH, Posing
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.sets.choose import by_best_strategy, with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.teams.find import InTeams
-from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums
+from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums, strategies_on
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.machine.devices import require_precision
@@ -135,11 +132,11 @@ def _plan_with_weights(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
 def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan with what the profile's MetaOps say that is gathered."""
     if not cluster.is_mixed:
-        return _plan_on_one_type(profile, cluster, asked)
-    require_possible(profile, cluster, asked.sharding)
+        return _with_sets(profile, cluster, asked)
+    _require_updated_once(profile, cluster, asked.sharding)
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
-        return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    return _with_sets(profile, cluster, asked, _plan_of_all_tasks_on_types, SeveralTypes())
+        return with_types(_with_sets(profile, as_one_type(cluster), asked), profile, cluster)
+    return _with_sets(profile, cluster, asked)
 
 
 def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
@@ -167,28 +164,13 @@ def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None
     return {key: level for key, level in sharding.items() if level is not usual}
 
 
-def _plan_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
-    """The plan on devices of one type, with each set of tasks that steps run."""
-    return _with_sets(profile, cluster, asked, _plan_of_all_tasks, ONE_TYPE)
-
-
-def _with_sets(
-    profile: Profile,
-    cluster: Cluster,
-    asked: Asked,
-    make: Callable[[Profile, Cluster, Asked], Plan],
-    posing: Posing,
-) -> Plan:
-    """The plan of all tasks, with one of each set of tasks that steps run.
-
-    Args:
-        make: plans a step that runs all tasks of a profile.
-    """
+def _with_sets(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+    """The plan of all tasks, with one of each set of tasks that steps run."""
     if not profile.task_sets:
-        return make(profile, cluster, asked)
+        return _plan_of_all_tasks(profile, cluster, asked)
 
     def by(strategy: StrategyName) -> Plan:
-        plan = make(profile, cluster, replace(asked, strategy=strategy))
+        plan = _plan_of_all_tasks(profile, cluster, replace(asked, strategy=strategy))
 
         def of_a_set(some: Profile) -> Plan:
             cut = {metaop.task: plan.micro_batches.get(metaop.task, 1) for metaop in some.metaops}
@@ -203,32 +185,32 @@ def _with_sets(
                 offload=asked.offload,
                 gives_up=False,
             )
-            return make(some, cluster, own)
+            return _plan_of_all_tasks(some, cluster, own)
 
-        return with_sets(plan, profile, of_a_set, posing)
+        return with_sets(plan, profile, of_a_set, ProblemPoser())
 
     return by_best_strategy(asked.strategy, cluster, by)
 
 
 def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks."""
-    if asked.strategy not in ON_ONE_TYPE:
+    if asked.strategy not in strategies_on(cluster) and not cluster.is_mixed:
         raise NoPlanError(
             f"{asked.strategy} plans for devices of several types; all of {cluster.name!r} are "
             f"{cluster.types[0]}",
             hint="Take sequential, which is the same on devices of one type.",
         )
-    found, bounds = _found_on_one_type(profile, cluster, asked)
-    found = found or found_otherwise(
-        profile, cluster, asked, partial(_found_on, profile, cluster), make_problem
-    )
+    find_on = partial(_found_on, profile, cluster)
+    found, bounds = _found(profile, cluster, asked)
+    found = found or found_otherwise(profile, cluster, asked, find_on)
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
-    found = or_on_fewer(profile, cluster, asked, found, partial(_found_on, profile, cluster))
+    if not cluster.is_mixed:
+        found = or_on_fewer(profile, cluster, asked, found, find_on)
     return plan_of(profile, cluster, asked.strategy, found, bounds)
 
 
-def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
+def _found(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
     """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
     bounds = Bounds(bound.lower_bound_s, AnyCut(profile, asked.allowed(cluster), asked.micro_batches))
@@ -240,9 +222,7 @@ def _found_on_one_type(profile: Profile, cluster: Cluster, asked: Asked) -> tupl
     found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
     if _may_pipeline(asked):
         cut = asked.micro_batches
-        found = in_pipelines(
-            profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, make_problem, cut
-        )
+        found = in_pipelines(profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, cut)
     return found, bounds
 
 
@@ -252,41 +232,33 @@ def _may_pipeline(asked: Asked) -> bool:
     return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free
 
 
-def _plan_of_all_tasks_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
-    """The plan of a step that runs all tasks, on devices of several types."""
-    problem = make_mixed_problem(profile, cluster)
-    bound = lower_bound(problem)
-    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, asked.allowed(cluster), asked.micro_batches))
-
-    def simulated_s(found: Found) -> float:
-        return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
-
-    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
-    found = teams.or_better(find_on_types(profile, cluster, asked, bound, teams.or_less_s))
-    if _may_pipeline(asked):
-        make = SeveralTypes().problem
-        cut = asked.micro_batches
-        found = in_pipelines(profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, make, cut)
-    found = found or found_otherwise(
-        profile, cluster, asked, partial(_found_on, profile, cluster), SeveralTypes().problem
-    )
-    if found is None and (asked.micro_batches or asked.sharding):
-        raise no_plan_as_asked(profile, cluster, asked)
-    if found is None:
-        others = ", in micro-batches or with parameters shared out" if asked.gives_up else ""
-        raise NoPlanError(
-            f"no plan fits the memory of {cluster.name!r}, neither with every op recomputed nor with layers "
-            f"split{others}",
-            hint="Plan for more devices, or for devices with more memory.",
-        )
-    return plan_of(profile, cluster, asked.strategy, found, bounds)
-
-
 def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) -> Found | None:
     """The best plan for a cluster, or for some of its nodes by themselves."""
     own = profile
     if cluster is not whole:
         own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
-    if not cluster.is_mixed:
-        return _found_on_one_type(own, cluster, asked)[0]
-    return find_on_types(own, cluster, asked, lower_bound(make_mixed_problem(own, cluster)))
+    if cluster.is_mixed:
+        return find_asked(own, cluster, asked)
+    return _found(own, cluster, asked)[0]
+
+
+def _require_updated_once(profile: Profile, cluster: Cluster, sharding: ShardingOf | None = None) -> None:
+    """Refuse parameters of which devices of several types would each update a copy. `sharding`: as asked.
+
+    Raises:
+        NoPlanError: every device updates its own copies.
+    """
+    types = ", ".join(cluster.types)
+    alone = [key for key, level in (sharding or {}).items() if level is Sharding.NONE]
+    if not cluster.is_cpu and alone:
+        raise NoPlanError(
+            f"sharding: none for {alone[0]!r}: {cluster.name!r} has devices of several types ({types}), each "
+            "of which would update its own copy: types round differently, and the copies would drift apart",
+            hint="Ask for `optimizer`, or more, in the place of `none`.",
+        )
+    if not cluster.is_cpu and not profile.optimizer_state_sharded:
+        raise NoPlanError(
+            f"{cluster.name!r} has devices of several types ({types}), each of which would "
+            "update its own copy of a parameter: types round differently, and the copies would drift apart",
+            hint="Let one device update each: `shard_optimizer: true` under `train`, and profile again.",
+        )

@@ -10,17 +10,17 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
+from spindle_cli.plan.best.sharding import shardings_to_try
 from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import best_placed
 from spindle_cli.plan.search.memory_fallback import largest_fallback
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.plan.strategies.optimus import optimus
-from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.baselines import optimus, sequential
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import GIB, format_bytes
@@ -44,6 +44,13 @@ def no_plan_as_asked(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlan
     if asked.sharding:
         levels = asked.sharding.items()
         said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
+    if not said and cluster.is_mixed:
+        others = ", in micro-batches or with parameters shared out" if asked.gives_up else ""
+        return NoPlanError(
+            f"no plan fits the memory of {cluster.name!r}, neither with every op recomputed nor with layers "
+            f"split{others}",
+            hint="Plan for more devices, or for devices with more memory.",
+        )
     if not said:
         return no_fit(profile, cluster)
     way_out = None
@@ -135,9 +142,7 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
             return False
         if any(best_placed(problem, draft, (*WEIGHTS[:1], BALANCED), 0) for draft in _drafts(problem)):
             return True
-    return any(
-        fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster, ONE_TYPE)
-    )
+    return any(fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster))
 
 
 def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) -> bool:
@@ -157,7 +162,7 @@ def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) ->
 
 def way_out_by_sharding(profile: Profile, cluster: Cluster) -> str | None:
     """The options of `spindle plan` by which parameters could be shared out so that a plan fits."""
-    for each in shardings_to_try(profile, cluster, ONE_TYPE):
+    for each in shardings_to_try(profile, cluster):
         if fits_shared_out(profile, cluster, each):
             return " ".join(f"--shard {key}={level}" for key, level in each.items())
     return None

@@ -13,10 +13,8 @@ from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.recompute_and_offload import Again, share_again
 from spindle_cli.costs.shares import times_of
-from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.metagraph import producers_first
 from spindle_cli.profile.types import CurvePoint, MetaOp, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
@@ -76,6 +74,11 @@ class MemoryFallback:
     split: frozenset[str] = frozenset()
     recompute: Mapping[str, int] = field(default_factory=dict)
     selective: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether any speed is given up."""
+        return bool(self.split) or self.keeps_less
 
     @property
     def keeps_less(self) -> bool:
@@ -219,123 +222,9 @@ class Problem:
         return int(10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(self.serial_s))))
 
 
-def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
-    """Index the MetaGraph and cut the curves to the cluster's number of devices.
-
-    Raises:
-        NoPlanError: a MetaOp has no allocation on so few devices.
-    """
-    fallback = fallback or MemoryFallback()
-    parts = [part for metaop in profile.metaops for part in _parts(metaop, fallback, cluster)]
-    last = {part.metaop.name: i for i, part in enumerate(parts)}
-    inputs = [
-        (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
-        for i, part in enumerate(parts)
-    ]
-    order = producers_first(dict(enumerate(inputs)))
-    level = [0] * len(inputs)
-    consumers: list[list[int]] = [[] for _ in inputs]
-    for i in order:
-        level[i] = max((level[j] + 1 for j in inputs[i]), default=0)
-    for i, producers in enumerate(inputs):
-        for j in producers:
-            consumers[j].append(i)
-    nodes = tuple(
-        Node(
-            index=i,
-            metaop=part.metaop,
-            first_op=part.first_op,
-            num_ops=part.num_ops,
-            continues=i - 1 if part.first_op else None,
-            points=useful_points(part, cluster, fallback),
-            inputs=inputs[i],
-            consumers=tuple(consumers[i]),
-            level=level[i],
-        )
-        for i, part in enumerate(parts)
-    )
-    return Problem(profile, cluster, nodes, order, fallback)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some ops of a MetaOp that recompute as much."""
-
-    metaop: MetaOpProfile
-    first_op: int
-    num_ops: int
-    again: Again
-
-
-def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) -> list[_Part]:
-    """The parts of a MetaOp's ops by how they are recomputed; what tensor parallelism splits is so whole."""
-    recomputed = fallback.recompute.get(metaop.name, 0)
-    selective = min(fallback.selective.get(metaop.name, 0), metaop.num_ops - recomputed)
-    if metaop.name in fallback.split or all(point.tp > 1 for point in possible_points(metaop, cluster)):
-        recomputed, selective = recomputed + selective, 0
-    counts = {
-        Again.ALL: recomputed,
-        Again.SELECTIVE: selective,
-        Again.NOTHING: metaop.num_ops - recomputed - selective,
-    }
-    parts, first = [], 0
-    for again, count in counts.items():
-        if count:
-            parts.append(_Part(metaop, first, count, again))
-        first += count
-    return parts
-
-
-def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tuple[Point, ...]:
-    """The allocations that no smaller one equals: ascending in devices, strictly descending in seconds.
-
-    A tensor-parallel group is of one node, so the cluster's nodes have to have as many groups as the
-    allocation has shares.
-
-    Raises:
-        NoPlanError: the cluster has none.
-    """
-    metaop = part.metaop
-    possible = possible_points(metaop, cluster)
-    if part.again is Again.SELECTIVE:
-        possible = [point for point in possible if point.tp == 1]
-    if not possible:
-        raise _no_allocation(metaop, cluster)
-    least_tp = 1
-    if metaop.name in fallback.split:
-        least_tp = min(fallback.least_tp, max(point.tp for point in possible))
-    points: list[Point] = []
-    for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
-        point = make_point(candidate, metaop, part.again)
-        if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
-            points.append(point)
-    return tuple(points)
-
-
 def possible_points(metaop: MetaOpProfile, cluster: Cluster) -> list[CurvePoint]:
     """The allocations that there is room for."""
     return [point for point in metaop.curve if cluster.num_groups(point.tp) >= point.dp]
-
-
-def _no_allocation(metaop: MetaOpProfile, cluster: Cluster) -> NoPlanError:
-    """The error for a MetaOp that has no allocation on a cluster."""
-    if not metaop.curve:
-        return NoPlanError(
-            f"{metaop.name}: none of its allocations leaves it whole, as gathered gradients need it",
-            hint=f"Profile {metaop.name} without tensor parallelism, too, or say `--sums dense`.",
-        )
-    fewest, num_devices = metaop.curve[0].num_devices, cluster.num_devices
-    if fewest > num_devices:
-        return NoPlanError(
-            f"{metaop.name}: its smallest valid allocation has {fewest} devices, the cluster {num_devices}",
-            hint=f"Plan for at least {fewest} devices, or profile {metaop.name} for fewer.",
-        )
-    shapes = ", ".join(f"dp {point.dp} x tp {point.tp}" for point in metaop.curve[:4])
-    return NoPlanError(
-        f"{metaop.name}: none of its allocations ({shapes}) has each of its tensor-parallel groups inside a "
-        f"node; the nodes have {', '.join(str(size) for size in sorted(set(cluster.node_sizes)))} devices",
-        hint=f"Plan for larger nodes, or profile {metaop.name} with less tensor parallelism.",
-    )
 
 
 def make_point(point: CurvePoint, metaop: MetaOp, again: Again = Again.NOTHING) -> Point:

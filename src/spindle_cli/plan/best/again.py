@@ -13,7 +13,8 @@ from spindle_cli.costs.recompute_and_offload import hidden_on, links_of_shares, 
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict
-from spindle_cli.plan.problem import SHORTEST_S, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import SHORTEST_S, Problem
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 from spindle_cli.plan.sets.restrict import as_early_as_possible

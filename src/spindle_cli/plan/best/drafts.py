@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.sharding import points_on_all
-from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
-from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.plan.strategies.distmm import distmm
-from spindle_cli.plan.strategies.optimus import optimus
-from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.baselines import baseline as baseline_of
+from spindle_cli.plan.strategies.baselines import baselines_on
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
-
-BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
-    "sequential": sequential,
-    "distmm": distmm,
-    "optimus": optimus,
-}
 
 
 def by_baseline(problem: Problem, strategy: StrategyName) -> Judged | None:
-    """The plan of another strategy than `spindle`; None if it does not fit."""
-    return judge(problem, BASELINES[strategy](problem))
+    """The plan of a strategy that searches nothing; None if it does not fit, or the strategy has none here,
+    which is no reason for others to have none.
+    """
+    try:
+        return judge(problem, baseline_of(problem, strategy))
+    except NoPlanError:
+        return None
 
 
 def best_judged(
@@ -68,8 +62,10 @@ def best_of_each(
     def least_s() -> float:
         return min(within_s, _least_s(found))
 
-    baseline = baseline or partial(by_baseline, problem)
-    found = [[baseline(name)] for name in BASELINES if strategy in (name, "spindle")]
+    if baseline is None:
+        baseline = partial(by_baseline, problem)
+    names = [name for name in baselines_on(problem.cluster) if strategy in (name, "spindle")]
+    found = [[baseline(name)] for name in names]
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
             # What is only there to begin with is placed quickly, as what a search finds is shorter.
@@ -93,59 +89,3 @@ def _least_s(found: Iterable[Iterable[Judged | None]]) -> float:
 
 def _least(found: Iterable[Judged | None]) -> Judged | None:
     return min((judged for judged in found if judged is not None), key=Judged.rank, default=None)
-
-
-@dataclass(frozen=True)
-class PosedOnOneType:
-    """A problem on devices of one type (`search/posed.py`)."""
-
-    problem: Problem
-
-    @cached_property
-    def bound(self) -> Bound:
-        return lower_bound(self.problem)
-
-    @property
-    def lower_bound_s(self) -> float:
-        return self.bound.lower_bound_s
-
-    def least_s(self, split: MemoryFallback) -> float:  # noqa: ARG002 - that of all schedules is one of these
-        return self.lower_bound_s
-
-    def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
-        return tuple(name for name in BASELINES if strategy in (name, "spindle"))
-
-    @cached_property
-    def _by_baseline(self) -> dict[StrategyName, Judged | None]:
-        return {}
-
-    def by_baseline(self, strategy: StrategyName) -> Judged | None:
-        if strategy not in self._by_baseline:
-            self._by_baseline[strategy] = by_baseline(self.problem, strategy)
-        return self._by_baseline[strategy]
-
-    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
-        return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline, within_s)
-
-
-class OneType:
-    """Devices of one type (`search/posed.py`)."""
-
-    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
-        return make_problem(profile, cluster, fallback)
-
-    def posed(
-        self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
-    ) -> PosedOnOneType:
-        return PosedOnOneType(make_problem(profile, cluster, fallback))
-
-    def on_all(
-        self, metaops: Sequence[MetaOpProfile], cluster: Cluster
-    ) -> Sequence[Mapping[str, CurvePoint]]:
-        return points_on_all(metaops, cluster)
-
-    def divisor(self, cluster: Cluster) -> int:
-        return cluster.num_devices
-
-
-ONE_TYPE = OneType()

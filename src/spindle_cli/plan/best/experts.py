@@ -10,7 +10,8 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.search.posed import NO_SEARCH

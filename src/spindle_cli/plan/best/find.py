@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.best.drafts import BASELINES, best_of_each, by_baseline
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.in_memory import in_memory
 from spindle_cli.plan.best.micro_batches import MicroBatched
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.rounds import in_rounds
-from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.cutting.on_all import on_all_devices
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, told_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.plan.search.spread import all_spread_out
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -69,41 +67,43 @@ class Found:
     is_searched: bool = False
 
 
-def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Found | None:
+def find(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: ProblemPoser
+) -> Found | None:
     """The best plan by a profile, its passes in the best order; None if nothing fits, or what does is not
     faster than another kind of plan.
 
     Raises:
-        NoPlanError: a MetaOp has no valid allocation.
+        NoPlanError: a MetaOp has no valid allocation, or the strategy no plan on these types.
         BelowBoundError: a bug of the planner.
     """
     profile = on_all_devices(profile, cluster)
-    whole = problem = make_problem(profile, cluster)
-    bound = lower_bound(problem)
-    by_name = cache(partial(by_baseline, problem))
-    fitting, all_fit = best_of_each(problem, bound, strategy, effort, by_name)
-    fitting = all_spread_out(problem, fitting)
+    posed = posing.posed(profile, cluster)
+    whole = problem = posed.problem
+    begins, all_fit = posed.best_of_each(strategy, effort)
 
-    found = in_memory(problem, bound.lower_bound_s, fitting, strategy, effort, all_fit=all_fit)
+    found = in_memory(problem, posed.lower_bound_s, begins, strategy, effort, all_fit=all_fit)
     best, note, is_searched = None, None, False
     if found is not None:
-        best, problem, note, is_searched = found.best, found.problem, found.note, found.is_searched
-    if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
+        best, note, is_searched = found.best, found.note, found.is_searched
+    is_of_experts = any(metaop.num_experts for metaop in profile.metaops)
+    if strategy == "spindle" and is_of_experts and not cluster.is_mixed:
         shared_out = with_experts(profile, cluster, effort, best)
         if shared_out is not None:
             best, problem, note = shared_out
     if best is None:
         return None
-    if strategy in ("sequential", "spindle") and hands_on_much(best):
+    if strategy in ("sequential", "spindle") and not cluster.is_mixed and hands_on_much(best):
         alike = all_on_all(profile, cluster)
         if alike is not None and alike[0].rank() < best.rank():
             (best, problem), note = alike, None
-    require_above(bound.lower_bound_s, best.prediction.compute_s, best.strategy)
+    require_above(posed.lower_bound_s, best.prediction.compute_s, best.strategy)
     best = with_passes_apart(problem, best)
-    baselines = (by_name(name) for name in BASELINES if strategy == "spindle")
-    if (other := or_another_apart(whole, best, baselines)) is not best:
-        best, problem, note = other, whole, None
-    if profile.sharding and not best.is_apart:
+    if strategy == "spindle" and not cluster.is_mixed:
+        baselines = map(posed.by_baseline, posed.baselines(strategy))
+        if (other := or_another_apart(whole, best, baselines)) is not best:
+            best, problem, note = other, whole, None
+    if (profile.sharding or cluster.is_mixed) and not best.is_apart:
         timed_apart = apart(problem, best)
         if timed_apart is None:
             return None
@@ -126,7 +126,12 @@ def widened(profile: Profile, cluster: Cluster) -> Profile:
 
 
 def find_wide(
-    profile: Profile, wide: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+    profile: Profile,
+    wide: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: ProblemPoser,
 ) -> Found | None:
     """The best plan, also of shares that are not equal; none is slower than a quick plan of equal shares.
     None as `find` says.
@@ -138,13 +143,13 @@ def find_wide(
         NoPlanError: a MetaOp has no valid allocation.
         BelowBoundError: a bug of the planner.
     """
-    found = find(wide, cluster, strategy, effort)
+    found = find(wide, cluster, strategy, effort, posing)
     if wide is profile:
         return found
     apart = None if found is None else told_apart(make_problem(wide, cluster), found.best)
-    equal = find(profile, cluster, strategy, NO_SEARCH)
+    equal = find(profile, cluster, strategy, NO_SEARCH, posing)
     if found is None or apart is None:
-        return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort)
+        return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort, posing)
     if equal is not None and equal.best.rank() <= apart.rank():
         return equal
     return replace(found, best=apart)

@@ -10,14 +10,16 @@ from functools import partial
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.again import moving_instead
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
-from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found, find, find_in, find_wide, widened
+from spindle_cli.plan.best.idle_nodes import on_best_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.seeds import Seeds
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.memory_fallback import ASKS, OrLessS, describe, itself
 from spindle_cli.plan.search.posed import NO_SEARCH
+from spindle_cli.plan.weights.on_part import weights_on
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
@@ -26,29 +28,49 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     faster than another kind of plan.
 
     Raises:
-        NoPlanError: a MetaOp has no valid allocation, or a task cannot be cut so.
+        NoPlanError: a MetaOp has no valid allocation, the strategy no plan on these types, or a task cannot
+            be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
     if asked.equal_shares:
         profile = profile.in_equal_shares()
     cluster = asked.allowed(cluster)
-    bound_s = lower_bound(make_problem(profile, cluster)).lower_bound_s
+    posing = ProblemPoser()
+    bound_s = posing.posed(profile, cluster).lower_bound_s
     profile = profile.sharded(asked.sharding or {})
     # What is shared out runs on all devices in any case.
-    is_free = not asked.equal_shares and not gives_up_memory(profile.sharding)
+    is_free = not asked.equal_shares and not gives_up_memory(profile.sharding) and not cluster.is_mixed
     wide = widened(profile, cluster) if is_free and asked.micro_batches is None else profile
     cut = partial(in_micro_batches, cluster=cluster)
     strategy, effort = asked.strategy, asked.effort
     found: Found | None
     if asked.micro_batches is not None:
         asked_for = cut(profile, asked.micro_batches)
-        quick, _ = ONE_TYPE.posed(asked_for.one, cluster).best(strategy, NO_SEARCH)
-        search = partial(find, cluster=cluster, strategy=strategy, effort=effort)
+        quick, _ = posing.posed(asked_for.one, cluster).best(strategy, NO_SEARCH)
+        search = partial(find, cluster=cluster, strategy=strategy, effort=effort, posing=posing)
         found = find_in(asked_for, search, quick)
     else:
-        found = find_wide(profile, wide, cluster, strategy, effort)
-    seeds = Seeds(wide, cluster, asked, ONE_TYPE, cut)
+        found = find_wide(profile, wide, cluster, strategy, effort, posing)
+        found = _or_on_part(found, profile, cluster, asked, posing)
+    seeds = Seeds(wide, cluster, asked, posing, cut)
     return or_moving(seeds.or_better(found, bound_s, or_less_s), profile, cluster)
+
+
+def _or_on_part(
+    found: Found | None, profile: Profile, cluster: Cluster, asked: Asked, posing: ProblemPoser
+) -> Found | None:
+    """A plan, or on several types a shorter one that leaves nodes idle."""
+    may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
+    if found is None or not cluster.is_mixed or not may_leave:
+        return found
+    posed = posing.posed(profile, cluster)
+    return on_best_part(posed.problem, posed.bound, found, partial(_on_part, profile, asked.effort, cluster))
+
+
+def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:
+    """The best plan for some nodes of a cluster by themselves, of whole batches."""
+    own = seen_on(profile, part).weighted(weights_on(part, profile.shard_weights, whole))
+    return find(own, part, "spindle", effort, ProblemPoser())
 
 
 def or_moving(found: Found | None, profile: Profile, cluster: Cluster) -> Found | None:

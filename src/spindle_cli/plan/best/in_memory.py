@@ -36,13 +36,11 @@ class InMemory:
     """The best plan of a problem.
 
     Attributes:
-        problem: that it was found for, which may give up something.
         note: what the plan says of what it gives up.
         is_searched: as `Found` has it.
     """
 
     best: Judged
-    problem: Problem
     note: str | None = None
     is_searched: bool = False
 
@@ -65,7 +63,7 @@ def in_memory(
     """
     may_search = strategy == "spindle" and effort != NO_SEARCH
     near_s = lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
-    found = InMemory(begins[0], problem) if begins else None
+    found = InMemory(begins[0]) if begins else None
     if found is not None and may_search:
         searched = _searched(problem, near_s, begins, effort)
         is_near = searched is not None and (
@@ -73,7 +71,7 @@ def in_memory(
             or _gives_up_little(problem, searched, found.best)
         )
         best = searched or found.best
-        found = InMemory(best, problem, describe(best.slices), is_near)
+        found = InMemory(best, describe(best.slices), is_near)
     return found
 
 

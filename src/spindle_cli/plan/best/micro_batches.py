@@ -14,13 +14,13 @@ from spindle_cli.costs.same import Same
 from spindle_cli.costs.shares import KnownShares, point_of_share
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.sharding import on_all_devices, seconds_on
-from spindle_cli.plan.problem import Problem, make_problem, needs_whole_batch, parts_of
+from spindle_cli.plan.cutting.on_all import on_all_devices, seconds_on
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem, needs_whole_batch, parts_of
 from spindle_cli.plan.search.room import CutPart
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
 
-MakeProblem = Callable[[Profile, Cluster], Problem]
 # Cuts the tasks of a profile, or of a part of one; raises NoPlanError where they cannot be cut so.
 Cut: TypeAlias = "Callable[[Profile, Mapping[str, int]], MicroBatched]"
 # Of so many MetaOps and sizes of micro-batches curves are kept.
@@ -35,13 +35,11 @@ class MicroBatched:
         one: the profile of one micro-batch of each task that is cut, and of the whole batches of the others.
         counts: of micro-batches, by task; of those that are cut.
         cluster: that it is planned for.
-        make: indexes a profile of either.
     """
 
     one: Profile
     counts: Mapping[str, int]
     cluster: Cluster
-    make: MakeProblem = make_problem
 
     def count_of(self, piece: Slice) -> int:
         """How many micro-batches the task of a slice has."""
@@ -50,7 +48,7 @@ class MicroBatched:
     @cached_property
     def first(self) -> Problem:
         """Return the problem of one micro-batch of each task."""
-        return self.make(self.one, self.cluster)
+        return make_problem(self.one, self.cluster)
 
     @cached_property
     def all(self) -> Problem:
@@ -60,7 +58,7 @@ class MicroBatched:
             for metaop in self.one.metaops
             for number in range(self.counts.get(metaop.task, 1))
         ]
-        return self.make(self.one.with_metaops(metaops), self.cluster)
+        return make_problem(self.one.with_metaops(metaops), self.cluster)
 
     def numbered(self, piece: Slice, number: int) -> Slice:
         """A slice of `one` as that of a micro-batch in `all`."""
@@ -82,13 +80,8 @@ class MicroBatched:
         return tuple(found)
 
 
-def in_micro_batches(
-    profile: Profile, counts: Mapping[str, int], cluster: Cluster, make: MakeProblem = make_problem
-) -> MicroBatched:
+def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> MicroBatched:
     """A profile whose tasks are cut into so many micro-batches, with curves as far as shares are known.
-
-    Args:
-        make: indexes a profile for the cluster.
 
     Raises:
         NoPlanError: a task cannot be cut so.
@@ -97,7 +90,7 @@ def in_micro_batches(
     _require_sound(profile, counts)
     counts = {task: count for task, count in counts.items() if count > 1}
     one = on_all_devices(cut_profile(profile, counts, cluster), cluster)
-    return MicroBatched(one, counts, cluster, make)
+    return MicroBatched(one, counts, cluster)
 
 
 def cut_profile(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> Profile:

@@ -205,7 +205,7 @@ class Seeds:
         if not self.asked.gives_up or self.asked.sharding is not None:
             return None
         found: Seed | None = None
-        for sharding in shardings_to_try(self.profile, self.cluster, self.posing):
+        for sharding in shardings_to_try(self.profile, self.cluster):
             if Sharding.PARAMETERS in sharding.values() or found is None or _shows_gathers(found):
                 seed = self.in_room(self.profile.sharded(sharding), self.asked.micro_batches)
                 if seed is not None and (found is None or seed.rank() < found.rank()):

@@ -21,7 +21,7 @@ import numpy as np
 
 from spindle_cli.costs.parameters import level_of
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.bound.pricing import Column, Listed, Offer, hull, pricings
+from spindle_cli.plan.bound.pricing import Column, Listed, Offer, column_of, hull, pricings
 from spindle_cli.plan.bound.program import Array, Row, bounded, chain_rows, device_rows, proven
 from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile
@@ -174,11 +174,6 @@ def _offers(node: Node, problem: Problem, split: MemoryFallback) -> Sequence[Off
         (point,) = node.points
         return [Listed([_on_all(metaop, cluster, point, forwards)])]
     return pricings(metaop, cluster, forwards, split.least_tp if metaop.name in split.split else 1)
-
-
-def column_of(point: Point) -> Column:
-    """A point as an allocation of the program."""
-    return Column(point.op_s, tuple(map(float, point.of_types)))
 
 
 def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point, forwards: float) -> Column:

@@ -22,6 +22,7 @@ import numpy as np
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type
 from spindle_cli.plan.cutting.shares import Seconds, ShareTimes, share_times
+from spindle_cli.plan.problem import Point
 from spindle_cli.profile.types import MetaOpProfile
 
 # Of so many MetaOps, degrees and clusters what was worked out is kept.
@@ -43,6 +44,16 @@ class Column(NamedTuple):
         """What an op costs by these prices, in seconds of the iteration."""
         per_second = sum(price * count for price, count in zip(prices, self.counts, strict=True))
         return self.op_s * (per_second + flow)
+
+
+def column_of(point: Point) -> Column:
+    """A point as an allocation of the program."""
+    return Column(point.op_s, tuple(map(float, point.of_types)))
+
+
+def worth(point: Point, prices: Sequence[float]) -> float:
+    """What an op on an allocation takes of its devices, by prices of a second of each type."""
+    return column_of(point).cost(prices, 0.0)
 
 
 class Offer(Protocol):

@@ -103,7 +103,7 @@ def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tu
     return tuple(tp for tp in degrees if tp >= least)
 
 
-def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, Point]]:
+def cuts_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, Point]]:
     """For each degree of tensor parallelism with which all of these run on all devices, their allocations by
     name, each batch cut so that its shares end together; the least degree first.
     """

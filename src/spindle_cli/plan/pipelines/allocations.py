@@ -17,7 +17,7 @@ from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Point, Problem
-from spindle_cli.plan.strategies.lanes import Devices, best_point
+from spindle_cli.plan.strategies.baselines import Devices, best_point
 from spindle_cli.plan.types import Slice
 
 

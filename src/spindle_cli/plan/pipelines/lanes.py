@@ -11,7 +11,7 @@ from spindle_cli.costs.links import transfer_s
 from spindle_cli.plan.pipelines.allocations import Allocation, allocations_in
 from spindle_cli.plan.placing.calendar import of_type
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.strategies.lanes import Devices
+from spindle_cli.plan.strategies.baselines import Devices
 
 # Numbers of lanes that are tried, and most nodes of which each is one.
 COUNTS = (2, 3, 4, 6, 8)

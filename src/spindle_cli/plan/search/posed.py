@@ -4,15 +4,14 @@ memory asks no more of either than this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Protocol
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import MemoryFallback, Point, Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import Profile
 
 # The effort of a quick look at what is possible: drafts without searching.
 NO_SEARCH = -1
@@ -52,22 +51,6 @@ class Posed(Protocol):
 class Posing(Protocol):
     """Makes problems of profiles."""
 
-    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
-        """Raises NoPlanError where a MetaOp has no allocation."""
-        ...
-
     def posed(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Posed:
         """Pose the problem of a profile, with how plans of it are found."""
-        ...
-
-    def on_all(
-        self, metaops: Sequence[MetaOpProfile], cluster: Cluster
-    ) -> Sequence[Mapping[str, CurvePoint | Point]]:
-        """For each degree of tensor parallelism with which all of these run on all devices, their allocations
-        by name; the least degree first.
-        """
-        ...
-
-    def divisor(self, cluster: Cluster) -> int:
-        """Return what divides a micro-batch's samples where it can: how many devices share them equally."""
         ...

@@ -15,7 +15,6 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.micro_batches import (
-    MakeProblem,
     MicroBatched,
     alike_micro_batches,
     in_micro_batches,
@@ -23,7 +22,7 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.pipelines.drafts import bounded
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.problem import WORTH, make_problem
+from spindle_cli.plan.problem import WORTH
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are, slices_in_order
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -50,7 +49,6 @@ def in_pipelines(
     found: Found | None,
     bound_any_s: float,
     simulated_s: Callable[[Found], float],
-    make: MakeProblem = make_problem,
     micro_batches: Mapping[str, int] | None = None,
 ) -> Found | None:
     """The best plan; `found` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and as
@@ -60,12 +58,11 @@ def in_pipelines(
         found: the best of other plans; None: nothing fits.
         bound_any_s: before which no schedule ends, however batches are cut.
         simulated_s: a plan's iteration by simulation.
-        make: indexes a profile for the cluster.
         micro_batches: of each task, where they are asked for: `found` has so many, and so have pipelines.
     """
     if found is None or not may_gain(found.best.prediction, bound_any_s) or not _has_equal_batches(profile):
         return found
-    search = _Search(profile, cluster, simulated_s, make, found, found.best.prediction.iteration_s)
+    search = _Search(profile, cluster, simulated_s, found, found.best.prediction.iteration_s)
     if micro_batches is not None:
         counts = {task: count for task, count in micro_batches.items() if count > 1}
         if counts:
@@ -99,7 +96,6 @@ class _Search:
     profile: Profile
     cluster: Cluster
     simulated_s: Callable[[Found], float]
-    make: MakeProblem
     best: Found
     best_s: float
     least_s: float | None = None
@@ -118,7 +114,7 @@ class _Search:
         """Try so many micro-batches, by task; whether the best plan has so many now."""
         self.known.append(counts)
         try:
-            cut = in_micro_batches(self.profile, counts, self.cluster, self.make)
+            cut = in_micro_batches(self.profile, counts, self.cluster)
             tried = _best_of(cut, self.best_s)
         except NoPlanError:  # shares of so few samples have no allocation here
             return False

@@ -7,9 +7,10 @@ the devices of what it takes from hands nothing on. Behind slow links that is fa
 from __future__ import annotations
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, judge
-from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.baselines import sequential
 from spindle_cli.profile.types import Profile
 
 # Tried where what is handed on makes the best other plan longer by this share of it.

@@ -15,8 +15,7 @@ from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.plan.strategies.optimus import optimus
-from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.baselines import optimus, sequential
 
 # Jobs that the shortest search dispatches.
 SHORTEST = 400_000

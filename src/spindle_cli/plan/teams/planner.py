@@ -11,17 +11,14 @@ from spindle_cli.account.types import Pass
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import Found, find
 from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
+from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.seeds import Seeds
-from spindle_cli.plan.mixed.find import find_in_memory
-from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
-from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.teams.cluster import Team, cluster_of
 from spindle_cli.plan.teams.profile import beside_bytes, on_teams, way_on
@@ -60,7 +57,7 @@ class TeamsPlanner:
     def lower_bound_s(self) -> float:
         """Seconds that no schedule of whole batches is shorter than, gathers and scatters included."""
         small = cluster_of(self.teams, self.cluster)
-        return _posing(small).posed(self.seen, small).lower_bound_s
+        return ProblemPoser().posed(self.seen, small).lower_bound_s
 
     def planned(self, than_s: float) -> Found | None:
         """The best plan that fits, and may take less than so long; None: there is none."""
@@ -79,8 +76,8 @@ class TeamsPlanner:
         """
         free_bytes = part * beside_bytes(self.profile, self.cluster)
         small = cluster_of(self.teams, self.cluster, free_bytes)
-        posing = _posing(small)
-        whole = _searched(self.seen, small, self.effort, posing)
+        posing = ProblemPoser()
+        whole = find(self.seen, small, "spindle", self.effort, posing)
         if whole is not None and not whole.is_short:
             return whole
 
@@ -89,7 +86,7 @@ class TeamsPlanner:
             seen = on_teams(cut_profile(profile, counts, self.cluster), self.teams)
             if seen is None:
                 raise NoPlanError("micro-batches: teams have more devices than these have samples")
-            return MicroBatched(seen, counts, small, posing.problem)
+            return MicroBatched(seen, counts, small)
 
         asked = Asked(effort=self.effort, sharding={})
         seeds = Seeds(self.profile, small, asked, posing, cut)
@@ -98,8 +95,7 @@ class TeamsPlanner:
     def on_devices(self, of_teams: Found) -> Found | None:
         """A plan of teams on all of their devices; None: it does not fit."""
         counts = {} if of_teams.cut is None else of_teams.cut.counts
-        make = _posing(self.cluster).problem
-        cut = MicroBatched(cut_profile(self.profile, counts, self.cluster), counts, self.cluster, make)
+        cut = MicroBatched(cut_profile(self.profile, counts, self.cluster), counts, self.cluster)
         judged = on_devices(cut.all if counts else cut.first, of_teams.best, self.teams)
         if judged is None:
             return None
@@ -122,17 +118,6 @@ def planner_of(profile: Profile, cluster: Cluster, teams: Sequence[Team], effort
     """
     seen = on_teams(profile, teams)
     return None if seen is None else TeamsPlanner(profile, seen, cluster, teams, effort)
-
-
-def _posing(cluster: Cluster) -> Posing:
-    return SeveralTypes() if cluster.is_mixed else ONE_TYPE
-
-
-def _searched(seen: Profile, small: Cluster, effort: int, posing: Posing) -> Found | None:
-    """The best plan of teams as devices; None: nothing fits."""
-    if isinstance(posing, SeveralTypes):
-        return find_in_memory(seen, small, "spindle", effort, posing)
-    return find(seen, small, "spindle", effort)
 
 
 def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:

@@ -14,7 +14,8 @@ from spindle_cli.costs.shares import OpSeconds, point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.sharding import key_of, keys_with_parameters, longer_on
+from spindle_cli.plan.best.sharding import keys_with_parameters
+from spindle_cli.plan.cutting.on_all import key_of, longer_on
 from spindle_cli.plan.teams.cluster import Team
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile

@@ -16,12 +16,12 @@ from spindle_cli.costs.shares import share_on_type, sizes, times_of
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.micro_batches import cut_profile
-from spindle_cli.plan.bound.bound import cheapest_columns, column_of, lower_bound
-from spindle_cli.plan.bound.pricing import Column
+from spindle_cli.plan.bound.bound import cheapest_columns, lower_bound
+from spindle_cli.plan.bound.pricing import Column, column_of
 from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type, point_of_cut
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
-from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Point
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
@@ -155,10 +155,10 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
     if not cluster.is_mixed:
         return None
     profile = seen_on(profile, cluster)
-    problem = make_mixed_problem(profile, cluster)
+    problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
     # Micro-batches are looked at as the plan cuts them, and prices are of whole batches all the same.
-    cut = make_mixed_problem(cut_profile(profile, plan.micro_batches, cluster), cluster)
+    cut = make_problem(cut_profile(profile, plan.micro_batches, cluster), cluster)
     columns = cheapest_columns(problem, bound)
     reasons = []
     for node, cut_node, column in zip(problem.nodes, cut.nodes, columns, strict=True):

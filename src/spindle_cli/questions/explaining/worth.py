@@ -12,10 +12,11 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.bound.bound import Bound, column_of, lower_bound
+from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.bound.pricing import column_of
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed.problem import make_mixed_problem
-from spindle_cli.plan.problem import Node, make_problem
+from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.problem import Node
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
@@ -116,7 +117,7 @@ def worth_of(plan: Plan, profile: Profile) -> Worth:
     """
     cluster = plan.cluster
     profile = seen_on(profile, cluster)
-    bound = _bound(profile, cluster)
+    bound = lower_bound(make_problem(profile, cluster))
     count = cluster.num_devices
     part = sum(bound.device_value_s[kind] * number for kind, number in cluster.num_of_type.items())
     of_types = tuple(
@@ -146,16 +147,11 @@ def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> O
 def _planned_on(plan: Plan, profile: Profile, cluster: Cluster) -> OtherSize:
     num_devices = cluster.num_devices
     try:
-        bound_s = _bound(seen_on(profile, cluster), cluster).lower_bound_s
+        bound_s = lower_bound(make_problem(seen_on(profile, cluster), cluster)).lower_bound_s
         iteration_s = make_plan(profile, cluster, plan.strategy).predicted.iteration_s
     except NoPlanError:  # an answer: with so many devices nothing fits
         return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
     return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
-
-
-def _bound(profile: Profile, cluster: Cluster) -> Bound:
-    make = make_mixed_problem if cluster.is_mixed else make_problem
-    return lower_bound(make(profile, cluster))
 
 
 def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:

@@ -15,8 +15,8 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.mixed.parts import Part, groups_of, parts_of
-from spindle_cli.plan.other_ways.idle_nodes import MOST_PARTS, MakeProblem, on_all, with_idle
+from spindle_cli.plan.best.idle_nodes import MOST_PARTS
+from spindle_cli.plan.best.parts import Part, groups_of, on_all, parts_of, with_idle
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import strategies_on
 from spindle_cli.profile.types import Profile
@@ -25,14 +25,11 @@ from spindle_cli.profile.types import Profile
 Find = Callable[[Cluster, Asked], Found | None]
 
 
-def found_otherwise(
-    profile: Profile, cluster: Cluster, asked: Asked, find: Find, make: MakeProblem
-) -> Found | None:
+def found_otherwise(profile: Profile, cluster: Cluster, asked: Asked, find: Find) -> Found | None:
     """A plan where `spindle` has found none; None where that fits in no other way either.
 
     Args:
         find: plans for the cluster, or for a part of it.
-        make: indexes the profile for the cluster.
     """
     if asked.strategy != "spindle":
         return None
@@ -44,8 +41,9 @@ def found_otherwise(
         return best
     for part in _parts(cluster):
         of_part = _or_none(find, part.cluster, asked)
-        if of_part is not None and (moved := on_all(profile, cluster, part, of_part, make)) is not None:
-            return with_idle(moved, cluster, part, "no plan that was looked for fits with all of them")
+        if of_part is not None and (moved := on_all(profile, cluster, part, of_part)) is not None:
+            idle = cluster.num_devices - len(part.devices)
+            return with_idle(moved, idle, "no plan that was looked for fits with all of them")
     return None
 
 

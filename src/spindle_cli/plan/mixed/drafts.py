@@ -1,32 +1,25 @@
-"""Problems on devices of several types, and how plans of them are found (`search/posed.py`)."""
+"""The best plan of a problem on devices of several types, of its schedules and baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import inf
 from typing import TypeAlias
 
-from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.bound.bound import Bound, lower_bound, lower_bound_under
-from spindle_cli.plan.cutting.allocations import on_all_devices
-from spindle_cli.plan.mixed.baselines import baseline
-from spindle_cli.plan.mixed.dispatching.search import search
-from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.bound.bound import Bound
+from spindle_cli.plan.mixed.search import search
 from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
-from spindle_cli.plan.problem import MemoryFallback, Point, Problem
+from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import CARE_BRINGS_ON_TYPES, Judged, best_of, judge
 from spindle_cli.plan.search.listing import Timed, to_pieces
 from spindle_cli.plan.search.posed import NO_SEARCH
+from spindle_cli.plan.strategies.baselines import baseline, baselines_on
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import MetaOpProfile, Profile
 
-# What `spindle` compares itself with.
-BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
 # Jobs dispatched in a search for schedules of each kind, for each type beyond the first: more types have more
 # allocations to choose from.
 BASE_JOBS = 6_000
@@ -46,36 +39,15 @@ _Schedules: TypeAlias = Sequence[Sequence[Timed]]
 
 
 @dataclass(frozen=True)
-class PosedOnTypes:
-    """A problem on devices of several types."""
+class DraftsOnTypes:
+    """What schedules of a problem on devices of several types are made, and placed.
+
+    Attributes:
+        bound: of the problem.
+    """
 
     problem: Problem
-
-    @cached_property
-    def bound(self) -> Bound:
-        return lower_bound(self.problem)
-
-    @property
-    def lower_bound_s(self) -> float:
-        return self.bound.lower_bound_s
-
-    @property
-    def _gives_up(self) -> bool:
-        """Whether anything is given up for memory."""
-        return bool(self.problem.fallback.split) or self.problem.fallback.keeps_less
-
-    def least_s(self, split: MemoryFallback) -> float:
-        if self._gives_up:
-            return self.lower_bound_s
-        return lower_bound_under(self.problem, self.bound, split)
-
-    def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
-        return BASELINES if strategy == "spindle" else (strategy,)
-
-    def by_baseline(self, strategy: StrategyName) -> Judged | None:
-        """None also where one of several baselines has no plan here, which is no reason to have none."""
-        draft = self._draft_of(strategy)
-        return None if draft is None else judge(self.problem, draft)
+    bound: Bound
 
     def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         """Return the best plan; more effort has the schedules of more searches, NO_SEARCH those of none.
@@ -113,9 +85,9 @@ class PosedOnTypes:
         """The best plan, or a pipeline where one is faster; it holds less than other plans, so problems that
         give something up for memory are not asked for one.
         """
-        if effort == NO_SEARCH or self._gives_up:
+        if effort == NO_SEARCH or self.problem.fallback.gives_up:
             return best
-        if best is not None and not may_gain(best.prediction, self.lower_bound_s, FAR_ON_SEVERAL_TYPES):
+        if best is not None and not may_gain(best.prediction, self.bound.lower_bound_s, FAR_ON_SEVERAL_TYPES):
             return best
         # Where nothing else fits, what does is found soon or not at all.
         drafts = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
@@ -130,8 +102,8 @@ class PosedOnTypes:
 
     def _schedules(self, effort: int) -> tuple[_Schedules, _Schedules]:
         """Plain schedules, and such as mix allocations."""
-        part = PART_IN_SHORT_MEMORY if self._gives_up else 1.0
-        mixes_from = MIXES_FROM_LEVEL if self._gives_up else 0
+        part = PART_IN_SHORT_MEMORY if self.problem.fallback.gives_up else 1.0
+        mixes_from = MIXES_FROM_LEVEL if self.problem.fallback.gives_up else 0
         plain: list[Sequence[Timed]] = []
         mixing: list[Sequence[Timed]] = []
         jobs_tried, base = 0, BASE_JOBS * max(1, len(self.problem.cluster.types) - 1)
@@ -144,14 +116,11 @@ class PosedOnTypes:
 
     def _baseline_drafts(self) -> list[Draft]:
         """Return the draft of each baseline, and its schedule with the devices left to the placement."""
-        found = [draft for name in BASELINES if (draft := self._draft_of(name)) is not None]
+        found = []
+        for name in baselines_on(self.problem.cluster):
+            with suppress(NoPlanError):  # one that has no plan here is no reason to have none
+                found.append(baseline(self.problem, name))
         return [each for draft in found for each in (draft, Draft("spindle", draft.pieces))]
-
-    def _draft_of(self, name: StrategyName) -> Draft | None:
-        try:
-            return baseline(self.problem, name)
-        except NoPlanError:
-            return None
 
 
 @dataclass
@@ -218,33 +187,3 @@ def _iteration_s(judged: Judged | None) -> float:
 def _end_s(draft: Draft) -> float:
     """Before which no iteration with a draft's schedule ends."""
     return max(piece.end_s for piece in draft.pieces)
-
-
-class SeveralTypes:
-    """Devices of several types, of one cluster."""
-
-    def __init__(self) -> None:
-        self._known = KnownAllocations()
-        self._posed: dict[object, PosedOnTypes] = {}
-
-    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
-        return make_mixed_problem(profile, cluster, fallback, self._known)
-
-    def posed(
-        self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
-    ) -> PosedOnTypes:
-        fallback = fallback or MemoryFallback()
-        if fallback.keeps_less:
-            return PosedOnTypes(self.problem(profile, cluster, fallback))
-        # What splits layers alone is asked for again, by one way after another to give up something.
-        key = Same(profile), Same(cluster), fallback.least_tp, fallback.split
-        if key not in self._posed:
-            self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback))
-        return self._posed[key]
-
-    def on_all(self, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> Sequence[Mapping[str, Point]]:
-        return on_all_devices(metaops, cluster)
-
-    def divisor(self, cluster: Cluster) -> int:  # noqa: ARG002 - as of one type
-        """Devices of several types share no batch equally."""
-        return 1

@@ -1,7 +1,12 @@
-"""Plans for a part of a cluster: where sums over slow links cost more than the devices behind them bring, the
-best plan leaves some nodes idle.
+"""Plans that leave nodes idle, where links to more nodes cost more than these bring.
 
-A part is so many nodes of each group. No schedule of whole batches in it ends before
+On one type parts are whole groups of nodes: nodes of one group are alike, and what a schedule on some of them
+gains is small beside a second search of all. No schedule of whole batches on n devices ends before the work
+by the allocations that take least of the devices' time, over n. Parts for which that, and then the linear
+program, is below the best iteration so far are planned for, where memory is short only if a quick plan comes
+near.
+
+On several types parts are so many nodes of each group. No schedule of whole batches in one ends before
 
     sum_m L_m min_a T_m(a) (sum_k p_k n_k(a)) / sum_k p_k N_k
 
@@ -12,9 +17,8 @@ one MetaOp after another are planned for by themselves, by what plans for one ty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from math import inf, isinf
 from typing import TypeAlias
 
@@ -23,33 +27,74 @@ import numpy.typing as npt
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.mixed.baselines import in_turn
+from spindle_cli.plan.best.parts import Part, groups_of, on_all, parts_of, with_idle
+from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.bound.pricing import worth
+from spindle_cli.plan.pipelines.drafts import may_gain
+from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import WORTH, Node, Point, Problem
 from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import Judged, judge_as_placed, measure_as_they_are
-from spindle_cli.plan.search.passes_apart import apart
+from spindle_cli.plan.search.judge import Judged, judge_as_placed
+from spindle_cli.plan.search.memory_fallback import NEAR
+from spindle_cli.plan.search.posed import NO_SEARCH
+from spindle_cli.plan.strategies.baselines import in_turn
+from spindle_cli.profile.types import Profile
 
-# Numbers of nodes of a group that are tried, beside none and all.
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Most parts that get a quick plan, of those that could be fastest; and how many of them a search.
+# Most parts whose bound is worked out, the largest first.
+MOST_PARTS = 2
+# On several types: most parts that get a quick plan, of those that could be fastest; and how many a search.
 MOST_PLANNED, MOST_SEARCHED = 48, 2
+TOO_SLOW = "sums over the links to more nodes would take longer than these save"
+
+# The best plan for a cluster of what is asked for; None: nothing fits.
+Find = Callable[[Cluster, Asked], Found | None]
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some nodes of a cluster.
+def or_on_fewer(profile: Profile, cluster: Cluster, asked: Asked, whole: Found, find: Find) -> Found:
+    """A plan, or one that leaves nodes of one type idle and is shorter by `WORTH`.
 
-    Attributes:
-        cluster: of these alone.
-        devices: of the whole cluster, by their numbers in the part.
-        bound_s: no schedule of whole batches in it ends earlier.
+    Args:
+        whole: the best plan of those that may use all devices.
+        find: plans for a part of the cluster.
     """
+    is_free = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
+    if not is_free or len(cluster.nodes) == 1:
+        return whole
+    best, problem = whole, make_problem(profile, cluster)
+    if not may_gain(whole.best.prediction, lower_bound(problem).lower_bound_s):
+        return whole
+    for part in _parts(problem, (1 - WORTH) * whole.best.prediction.iteration_s):
+        best_s = best.best.prediction.iteration_s
+        try:
+            if lower_bound(make_problem(profile, part.cluster)).lower_bound_s >= (1 - WORTH) * best_s:
+                continue
+            # Where memory is short a search takes long, and what makes it so shows in a quick plan.
+            if whole.is_short and not _comes_near(
+                find(part.cluster, replace(asked, effort=NO_SEARCH)), best_s
+            ):
+                continue
+            searched = find(part.cluster, asked)
+        except NoPlanError:  # an op has no allocation there
+            continue
+        moved = None if searched is None else on_all(profile, cluster, part, searched)
+        if moved is not None and moved.best.prediction.iteration_s < (1 - WORTH) * best_s:
+            best = with_idle(moved, cluster.num_devices - len(part.devices), TOO_SLOW)
+    return best
 
-    cluster: Cluster
-    devices: tuple[int, ...]
-    bound_s: float = 0.0
+
+def _comes_near(quick: Found | None, than_s: float) -> bool:
+    return quick is not None and quick.best.prediction.iteration_s <= NEAR * than_s
+
+
+def _parts(problem: Problem, than_s: float) -> list[Part]:
+    """Parts in which a schedule could end earlier."""
+    work_s = sum(
+        node.num_ops * min(point.num_devices * point.op_s for point in node.points) for node in problem.nodes
+    )
+    found = [part for part in groups_of(problem.cluster) if work_s / len(part.devices) < than_s]
+    return sorted(found, key=lambda part: -len(part.devices))[:MOST_PARTS]
 
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -85,18 +130,11 @@ def _with_idle_said(problem: Problem, whole: Found) -> Found:
     busy = _nodes_of(problem, (piece.devices for piece in whole.best.slices))
     wanted = set() if draft is None else _nodes_of(problem, draft.devices or ())
     idle = sum(problem.cluster.node_sizes[node] for node in wanted - busy)
-    return _noted(whole, idle) if idle else whole
+    return with_idle(whole, idle, TOO_SLOW) if idle else whole
 
 
 def _nodes_of(problem: Problem, devices: Iterable[Sequence[int]]) -> set[int]:
     return {problem.cluster.node_of[device] for own in devices for device in own}
-
-
-def _noted(found: Found, idle: int) -> Found:
-    """With what is said of so many devices that stay idle."""
-    stay = "1 device stays" if idle == 1 else f"{idle} devices stay"
-    note = f"{stay} idle: sums over the links to more nodes would take longer than these save."
-    return replace(found, note=note if found.note is None else f"{found.note} {note}")
 
 
 def _everything(problem: Problem) -> Part:
@@ -149,45 +187,6 @@ def _has_room(point: Point, room: Sequence[int]) -> bool:
     return all(count <= most for count, most in zip(point.counts or (), room, strict=True))
 
 
-def parts_of(cluster: Cluster) -> Iterator[Part]:
-    """Parts of a cluster, but the whole."""
-    yield from _of_sizes(
-        cluster,
-        [sorted({0, group.count, *(n for n in NODES if n < group.count)}) for group in cluster.nodes],
-    )
-
-
-def groups_of(cluster: Cluster) -> Iterator[Part]:
-    """The parts that are whole groups of nodes."""
-    yield from _of_sizes(cluster, [[0, group.count] for group in cluster.nodes])
-
-
-def _of_sizes(cluster: Cluster, sizes: Sequence[Sequence[int]]) -> Iterator[Part]:
-    """Parts with so many nodes of each group, but the whole."""
-    everything = tuple(group.count for group in cluster.nodes)
-    for counts in product(*sizes):
-        if any(counts) and counts != everything:
-            yield _part(cluster, counts)
-
-
-def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
-    """The first nodes of each group."""
-    devices: list[int] = []
-    first = 0
-    for group, count in zip(cluster.nodes, counts, strict=True):
-        devices += range(first, first + count * group.devices)
-        first += group.count * group.devices
-    nodes = tuple(
-        group.model_copy(update={"count": count})
-        for group, count in zip(cluster.nodes, counts, strict=True)
-        if count
-    )
-    labels = {group.label for group in nodes}
-    between = tuple(link for link in cluster.links.between if labels.issuperset(link.groups))
-    links = cluster.links.model_copy(update={"between": between})
-    return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
-
-
 def parts_that_could_be_faster(problem: Problem, bound: Bound, than_s: float) -> list[Part]:
     """Parts in which a schedule could end earlier, those first in which it could end first."""
     costs = [_Costs(problem, prices) for prices in (bound.prices, _prices_by_speed(problem))]
@@ -234,28 +233,11 @@ class _Costs:
         return sum(ops * float(np.min(costs, where=mask, initial=inf)) for ops, costs, mask in each)
 
 
-def worth(point: Point, prices: Sequence[float]) -> float:
-    """What an op on an allocation takes of its devices, by prices of a second of each type."""
-    return point.op_s * sum(price * count for price, count in zip(prices, point.counts or (), strict=True))
-
-
 def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
     """The plan for a part as one of the whole cluster; None if nothing fits."""
     try:
         found = plan_for(part.cluster)
     except NoPlanError:  # an op has no allocation there, which is no reason to have no plan
         return None
-    judged = None if found is None else _on_all(problem, part, found.best)
-    if found is None or judged is None:
-        return None
-    return _noted(replace(found, best=judged), problem.num_devices - len(part.devices))
-
-
-def _on_all(problem: Problem, part: Part, judged: Judged) -> Judged | None:
-    """What is placed on the devices of a part, on those of the whole cluster."""
-    slices = tuple(
-        piece.model_copy(update={"devices": tuple(part.devices[device] for device in piece.devices)})
-        for piece in judged.slices
-    )
-    moved = measure_as_they_are(problem, "spindle", slices, judged.after)
-    return moved if moved is None or moved.is_apart else apart(problem, moved)
+    moved = None if found is None else on_all(problem.profile, problem.cluster, part, found)
+    return None if moved is None else with_idle(moved, problem.num_devices - len(part.devices), TOO_SLOW)

@@ -20,8 +20,7 @@ from math import exp
 from random import Random
 
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.mixed.dispatching.dispatch import MixedDispatcher
-from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
+from spindle_cli.plan.mixed.dispatch import MixedDispatcher, MixedGuide
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.climb import EFFORT_PER_DISPATCH
 from spindle_cli.plan.search.improve import CLOSE_ENOUGH, KEPT_PER_DIRECTION

@@ -13,6 +13,9 @@ the program itself runs ops on.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, inf
 from operator import le
@@ -21,10 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.mixed.dispatching.choices import Choices
-from spindle_cli.plan.mixed.dispatching.guide import MixedGuide
-from spindle_cli.plan.mixed.dispatching.optimum import optimum_ops
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.bound.pricing import Column, hull
+from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.search.dispatch import ALMOST, WIDEN_COST
 from spindle_cli.plan.search.listing import Timed
 
@@ -36,6 +37,107 @@ OPTIMUM_LATE = 1.1
 FEWEST_LEFT = 0.5
 # Of so many prices it is kept what allocations are worth: those of the guides that are being changed in turn.
 _PRICES_KEPT = 16
+
+
+@dataclass(frozen=True)
+class MixedGuide:
+    """What steers a dispatch.
+
+    Attributes:
+        slack: the target end is the lower bound times 1 + slack.
+        patience: a MetaOp that finds no room for an allocation that is fast enough takes one that takes up to
+            so many times as long, and else waits.
+        stretch: for each node, multiplies its seconds in the linear program.
+        urgency: for each node, multiplies its urgency.
+        prices: by type, multiplies its price.
+        mixes: whether a MetaOp may run some ops on one allocation and the others on a slower one; else it
+            takes one that is fast enough.
+        follows_optimum: whether a MetaOp that is in time takes an allocation on which the linear program's
+            optimum runs ops, as long as some of these are left, rather than what is worth least.
+        shares: by (node, number of its jobs so far), of its ops that are left, how many to run.
+    """
+
+    slack: float
+    patience: float
+    stretch: tuple[float, ...]
+    urgency: tuple[float, ...]
+    prices: tuple[float, ...]
+    mixes: bool = True
+    follows_optimum: bool = False
+    shares: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+
+class Choices:
+    """The allocations of a node that some free devices have room for, by some prices.
+
+    Attributes:
+        fastest_first: the allocations, of equally fast ones the first first.
+        op_s: what an op takes on each of these, ascending.
+    """
+
+    def __init__(self, fastest_first: Sequence[int], op_s: Sequence[float], cost: Sequence[float]) -> None:
+        self.fastest_first = fastest_first
+        self.op_s = [op_s[point] for point in fastest_first]
+        self._cheapest: list[int] = []
+        least = inf, -1
+        for point in fastest_first:
+            own = cost[point], point
+            if own < least:
+                self._cheapest.append(point)
+                least = own
+        self._cheapest_s = [op_s[point] for point in self._cheapest]
+        corners = hull(self._cheapest_s, [cost[point] for point in self._cheapest])
+        self._corners = [self._cheapest[place] for place in corners]
+        self._corners_s = [op_s[point] for point in self._corners]
+
+    def cheapest(self, seconds: float) -> int | None:
+        """What is worth least of all on which an op takes so long or less, of equals the first of the
+        node's; None if it takes longer on all.
+        """
+        count = bisect_right(self._cheapest_s, seconds)
+        return self._cheapest[count - 1] if count else None
+
+    def mixed(self, seconds: float) -> tuple[int, float] | None:
+        """What is worth least of all whose ops take so long on average, or less: some ops on one allocation,
+        and the others on a slower one that is worth less. The faster allocation, and its share of the ops;
+        None if an op takes longer on all.
+        """
+        count = bisect_right(self._corners_s, seconds)
+        if not count:
+            return None
+        if count == len(self._corners):
+            return self._corners[-1], 1.0
+        faster_s, slower_s = self._corners_s[count - 1 : count + 1]
+        return self._corners[count - 1], (slower_s - seconds) / (slower_s - faster_s)
+
+
+# What the program runs fewer ops on is left out.
+FEWEST_OPS = 0.3
+# An allocation that takes more than so many times as long counts as further off, by so much for each time.
+LATE, LATE_WEIGHT = 1.02, 3.0
+
+
+def optimum_ops(
+    points: Sequence[Point], used: Sequence[tuple[Column, float]], prices: Sequence[float]
+) -> dict[int, float]:
+    """By number of the allocation, how many ops run on it. The program's own may have numbers of devices that
+    none of these has: each is taken for the nearest, by what the devices are worth that it has more or fewer.
+
+    Args:
+        prices: by type, of a second of a device; above 0.
+    """
+    counts = np.array([point.counts or () for point in points])
+    op_s = np.array([point.op_s for point in points])
+    found: dict[int, float] = {}
+    for column, ops in used:
+        if ops < FEWEST_OPS:
+            continue
+        own = np.array(column.counts)
+        others = np.abs(counts - own) @ np.array(prices) / float(own @ np.array(prices))
+        late = np.maximum(0.0, op_s / column.op_s - LATE)
+        nearest = int(np.argmin(others + LATE_WEIGHT * late))
+        found[nearest] = found.get(nearest, 0.0) + ops
+    return found
 
 
 class _Priced(NamedTuple):

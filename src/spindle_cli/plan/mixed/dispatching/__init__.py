@@ -1,1 +1,0 @@
-"""Schedules over several types of device, by many dispatches."""
