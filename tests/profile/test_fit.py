@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spindle_cli.profile.curves.fit import (
+from spindle_cli.profile.fit import (
     choose_measured,
     fit_curve,
     fitted_point,
     leave_one_out_errors,
+    non_decreasing,
+    non_increasing,
     predict_s,
 )
-from spindle_cli.profile.curves.isotonic import non_decreasing, non_increasing
 from spindle_cli.profile.types import CurvePoint
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.profile.curves.fit import op_memory, selective_share
+from spindle_cli.profile.fit import op_memory, selective_share
 from spindle_cli.profile.measuring.worker import measure_selective
 from spindle_cli.profile.mixed.merging import _most
 from spindle_cli.profile.op.op_memory import LEAST_SELECTED_BYTES, may_select, with_selective

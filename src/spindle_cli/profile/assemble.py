@@ -14,7 +14,7 @@ from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
-from spindle_cli.profile.curves.fit import (
+from spindle_cli.profile.fit import (
     Shares,
     choose_measured,
     fit_curve,

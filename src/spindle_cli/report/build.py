@@ -24,7 +24,6 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, Slice, StrategyName, strategies_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.run import run_view
-from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.report.types import (
     Band,
@@ -36,6 +35,8 @@ from spindle_cli.report.types import (
     ReportData,
     SliceView,
     StrategyView,
+    equal_runs,
+    runs_of,
 )
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity, Simulation, Span

@@ -18,7 +18,6 @@ from spindle_cli.files.runs.attempts import AttemptEvent, read_attempts
 from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.reading.following import Follower
-from spindle_cli.report.runs import runs_of
 from spindle_cli.report.types import (
     Attempt,
     Happening,
@@ -27,6 +26,7 @@ from spindle_cli.report.types import (
     RunView,
     SetPair,
     TimePair,
+    runs_of,
 )
 
 # The order in which they are drawn: computes on top.

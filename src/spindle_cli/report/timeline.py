@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spindle_cli.account.types import Collective
-from spindle_cli.report.runs import equal_runs, runs_of
-from spindle_cli.report.types import DeviceUse, Happening, Timeline, WaitTotal
+from spindle_cli.report.types import DeviceUse, Happening, Timeline, WaitTotal, equal_runs, runs_of
 from spindle_cli.simulate.simulation_report import SimulationReport, report_of
 from spindle_cli.simulate.types import (
     Activity,

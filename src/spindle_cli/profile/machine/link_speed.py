@@ -16,7 +16,7 @@ import torch.distributed as dist
 from spindle_cli.files.cluster import Link
 from spindle_cli.process.devices import sharing_settings
 from spindle_cli.process.environment import join_environment
-from spindle_cli.profile.curves.isotonic import non_decreasing
+from spindle_cli.profile.fit import non_decreasing
 from spindle_cli.profile.types import MeasuredLink
 from spindle_cli.units import GB, US
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.operators.tensor_parallel import layer_split
-from spindle_cli.profile.curves.fit import choose_measured
+from spindle_cli.profile.fit import choose_measured
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
 
 # Shares for micro-batches, for each device that there is: at most, and where only one size is measured.

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
 
-from spindle_cli.profile.curves.isotonic import non_increasing
 from spindle_cli.profile.points import Fit, FitSegment
 from spindle_cli.profile.types import CurvePoint, OpMemory, ShareMemory
 
@@ -213,3 +212,20 @@ def _line(points: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]
     slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
     fixed = max(0.0, *(taken - slope * rows for rows, taken in ascending))
     return round(fixed), round(slope * batch_size)
+
+
+def non_increasing(values: Sequence[float]) -> list[float]:
+    """The non-increasing sequence nearest to `values`; same length, same mean."""
+    blocks: list[tuple[float, int]] = []  # (mean, count)
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] < mean:
+            earlier, weight = blocks.pop()
+            mean, count = (earlier * weight + mean * count) / (weight + count), weight + count
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+def non_decreasing(values: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest to `values`; same length, same mean."""
+    return non_increasing(values[::-1])[::-1]

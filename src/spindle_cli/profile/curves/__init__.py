@@ -1,1 +1,0 @@
-"""Fit what was measured."""
