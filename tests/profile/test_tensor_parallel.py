@@ -22,6 +22,7 @@ from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.jobs import make_jobs
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import degrees_on
+from spindle_cli.profile.parameters.sizes import parameter_sizes
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Device, PhaseTimes
 from spindle_cli.workload.graph import WorkloadGraph
@@ -95,6 +96,20 @@ def test_jobs_have_the_parts_that_fit_the_devices(graph: WorkloadGraph) -> None:
     found = {(BATCH // job.rows, job.tp) for job in table.jobs if job.op.op == 1}
     # of the whole batch, and shares of 1 for micro-batches in every degree
     assert found == {(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)} | {(8, 1), (8, 2), (8, 4)}
+
+
+def test_what_is_whole_on_every_device_is_known_of_split_ops(graph: WorkloadGraph) -> None:
+    task = graph.tasks["task"]
+    op = task.ops[1]
+    split = layer_split(graph.workload, task, op, 2)
+    assert split is not None
+    tensors = {name: task.root.get_parameter(name) for name in op.parameters}
+    num_bytes = {name: tensor.numel() * tensor.itemsize for name, tensor in tensors.items()}
+    sizes = parameter_sizes(task, [op], lambda op: layer_split(graph.workload, task, op, 2))
+    assert sizes.layer_bytes == sum(num_bytes.values())
+    assert sizes.whole_bytes == sum(size for name, size in num_bytes.items() if name not in split.dims)
+    assert 0 < sizes.whole_bytes < sizes.layer_bytes
+    assert parameter_sizes(task, [op], lambda _: None).whole_bytes == 0
 
 
 def test_heads_that_do_not_divide_are_not_split(graph: WorkloadGraph) -> None:

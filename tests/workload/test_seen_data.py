@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
-from spindle_cli.training.data.streams import UNREADABLE, changes, digest_of, look_at
+from spindle_cli.training.data.streams import UNREADABLE, changes, digest_of, from_json, look_at, to_json
 from spindle_cli.workload.types import Task
 
 
@@ -34,6 +36,24 @@ def seen(
     count: int, item: Callable[[int], Any] = lambda index: {"x": torch.tensor([index, 2.0])}
 ) -> SeenData:
     return look_at(Task("a", nn.Identity(), 2, Data(count, item)))
+
+
+def test_a_state_comes_back_from_json_as_it_was() -> None:
+    state = {
+        "place": (3, [b"seen", None], {"inner": (True,)}),
+        "by shard": {0: 1.5, "spindle:tuple": "a key like a tag"},
+        "order": torch.arange(6).reshape(2, 3),
+        "drawn": np.array([0.5, 2.0], dtype=np.float32),
+    }
+    back = from_json(json.loads(json.dumps(to_json(state, "a"))))
+    assert back["place"] == state["place"] and back["by shard"] == state["by shard"]
+    assert torch.equal(back["order"], torch.arange(6).reshape(2, 3))
+    assert back["drawn"].dtype == np.float32 and back["drawn"].tolist() == [0.5, 2.0]
+
+
+def test_a_state_with_something_else_is_refused_by_its_type() -> None:
+    with pytest.raises(WorkloadError, match="task 'a': its dataset's state_dict\\(\\) has a set"):
+        to_json({"seen": [{1, 2}]}, "a")
 
 
 def test_the_first_the_last_and_two_between_are_looked_at() -> None:

@@ -13,7 +13,8 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.types import Task, Workload
+from spindle_cli.workload.building.uncompiled import uncompile
+from spindle_cli.workload.types import Follows, Task, Workload
 
 FILE = """
 import torch
@@ -71,6 +72,16 @@ def test_what_was_compiled_runs_as_it_is(tmp_path: Path) -> None:
     by_hand = (2 * net.head(net.second(net.first(given)))).pow(2).mean()  # type: ignore[operator, union-attr]
     torch.testing.assert_close(net(given), by_hand)
     del sys.modules["compiled_parts"]
+
+
+def test_teachers_and_students_that_were_compiled_are_the_originals() -> None:
+    teacher, student = nn.Linear(4, 4), nn.Linear(4, 4)
+    slow, fast = torch.compile(teacher), torch.compile(nn.Sequential(torch.compile(student)))
+    follows = Follows(slow, fast, 0.9)  # type: ignore[arg-type]
+    workload = Workload("w", [], follows=[follows])
+    assert uncompile(workload) == ("Linear", "Sequential")
+    assert follows.slow is teacher
+    assert isinstance(follows.fast, nn.Sequential) and follows.fast[0] is student
 
 
 compiled = torch.compile(torch.tanh)
