@@ -52,6 +52,7 @@ def test_a_device_that_computed_nothing_does_not_matter() -> None:
 def test_costs_that_would_leave_less_than_half_of_what_was_seen_are_too_large() -> None:
     slices = [piece(0, 1, 0), piece(1, 2, 1)]
     assert processor_times([beside(slices, [10.0, 10.0], [5.0, 1.0])]) == 1.0
+    assert processor_times([beside(slices, [10.0, 10.0], [5.0000000001, 1.0])]) == 1.0  # but for rounding
     assert processor_times([beside(slices, [10.0, 10.0], [8.0, 1.0])]) == 0.625
     assert processor_times([beside(slices, [10.0, 10.0], [8.0, 1.0], [2.0, 0.0])]) == pytest.approx(0.875)
 

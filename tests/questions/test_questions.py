@@ -21,7 +21,7 @@ from spindle_cli.questions.diff import change_lines, diff
 from spindle_cli.questions.edit import edited, with_devices
 from spindle_cli.questions.explain import explain
 from spindle_cli.questions.explaining.chain import Cause, critical_chain
-from spindle_cli.questions.sweep import default_counts, find_knee, parse_counts, sweep
+from spindle_cli.questions.sweep import default_counts, find_knee, parse_counts, sweep, sweep_table
 
 CLUSTER = cluster_of(4)
 
@@ -123,9 +123,14 @@ def test_sweep_counts_and_costs() -> None:
 
 def test_sweep_says_where_too_few_devices_are() -> None:
     needs_two = profile_of(metaop_of("task/layers", 2, {2: 0.01, 4: 0.005}))
-    points = sweep(needs_two, CLUSTER, (1, 2)).points
+    result = sweep(needs_two, CLUSTER, (1, 2))
+    points = result.points
     assert points[0].iteration_s is None and "task/layers" in (points[0].failure or "")
     assert points[1].iteration_s is not None
+    table = sweep_table(result)
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [row[:2] for row in rows] == [("1", "no plan"), ("2", rows[1][1])]
+    assert [row[-1] for row in rows] == [points[0].failure, "<- knee"]
 
 
 def test_the_chain_leads_from_the_start_to_the_end_without_a_hole() -> None:
