@@ -126,9 +126,9 @@ class Beside:
 
 
 def processor_times(runs: Sequence[Beside]) -> float:
-    """How many times as large as in the profile the processor's costs are: told apart from the slices where
-    the same shares of MetaOps ran beside more and beside less of it, else 1; and never so large that they
-    would leave a device less than half of what it was seen to compute.
+    """Return how many times as large as in the profile the processor's costs are: told apart from the slices
+    where the same shares of MetaOps ran beside more and beside less of it, else 1; and never so large that
+    they would leave a device less than half of what it was seen to compute.
     """
     most = min(
         ((MOST_BESIDE + outside) / share for run in runs for share, outside in run.shares() if share > 0),
@@ -157,7 +157,9 @@ def _told_apart(runs: Sequence[Beside], most: float) -> float | None:
 
 
 def _disagreement(runs: Sequence[Beside], times: float) -> float:
-    """The squared distances of ops' own seconds from the mean of those on the same share, over that mean."""
+    """Return the squared distances of ops' own seconds from the mean of those on the same share, over that
+    mean.
+    """
     groups: dict[_Share, list[float]] = {}
     for key, own_s in (share_and_seconds for run in runs for share_and_seconds in run.own_s(times)):
         groups.setdefault(key, []).append(own_s)

@@ -39,9 +39,9 @@ class History:
 
 
 def from_history(folder: Path, profile: Profile, profile_path: Path, goal: Cluster) -> History:
-    """The profile with the times of the nearest runs of its workload on its type of device: those on the
-    number of devices, then of nodes, that is nearest to the goal's (by ratio), and then of the most steps.
-    Runs that are equally near count together.
+    """Return the profile with the times of the nearest runs of its workload on its type of device: those on
+    the number of devices, then of nodes, that is nearest to the goal's (by ratio), and then of the most
+    steps. Runs that are equally near count together.
 
     Raises:
         InputError: the folder is missing or cannot be read.

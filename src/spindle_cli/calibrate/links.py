@@ -20,8 +20,8 @@ _MESSAGE = 2**20
 
 
 def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> tuple[MeasuredLink, ...]:
-    """A profile's links, where a message takes so many times as long, by kind. What it takes of the processor
-    stays as it was.
+    """Return a profile's links, where a message takes so many times as long, by kind. What it takes of the
+    processor stays as it was.
     """
     return tuple(
         link
@@ -37,7 +37,7 @@ def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> t
 
 
 def with_links_of(cluster: Cluster, links: Sequence[MeasuredLink]) -> Cluster:
-    """A cluster with a profile's own links, of the kinds that were measured."""
+    """Return a cluster with a profile's own links, of the kinds that were measured."""
     measured: dict[str, Link] = {link.kind: _as_link(link) for link in links if link.points}
     return cluster.with_links(cluster.links.model_copy(update=measured))
 
@@ -67,7 +67,7 @@ def unlike_links(profile: Profile, cluster: Cluster) -> tuple[str, ...]:
 
 
 def with_slower_links(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
-    """A cluster whose messages take so many times as long, by kind of link."""
+    """Return a cluster whose messages take so many times as long, by kind of link."""
     links, between = cluster.links, times.get("inter_node", 1.0)
     slower = {
         "intra_node": _slower(links.intra_node, times.get("intra_node", 1.0)),
@@ -93,7 +93,7 @@ def _slower(link: AnyLink, times: float) -> AnyLink:
 
 
 def with_processor_times(costs: ProcessorCosts, times: float) -> ProcessorCosts:
-    """A profile's processor costs, all so many times as large."""
+    """Return a profile's processor costs, all so many times as large."""
     if times == 1.0:
         return costs
     return ProcessorCosts(

@@ -136,8 +136,8 @@ def _messages_of(
 
 
 def _arrivals(step: MeasuredStep, cluster: Cluster) -> Iterator[tuple[_Message, float]]:
-    """Every message in the order in which they were posted, and when it would arrive by the links: a device
-    moves one at a time in each direction inside its node, a network card one between nodes.
+    """Yield every message in the order in which they were posted, and when it would arrive by the links: a
+    device moves one at a time in each direction inside its node, a network card one between nodes.
     """
     free_s: dict[_Port, float] = {}
     for message in sorted(_posted(step), key=lambda message: message.posted_s):

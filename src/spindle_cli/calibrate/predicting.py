@@ -17,8 +17,9 @@ NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 def predicted_again(plan: Plan, profile: Profile, link_times: Mapping[str, float] = NO_TIMES) -> Prediction:
-    """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
-    the plan's links. Of one of several plans that run in turn, devices hold what they use in any.
+    """Return the iteration of a plan's slices on their devices by the times of another profile of its
+    workload, over the plan's links. Of one of several plans that run in turn, devices hold what they use in
+    any.
 
     Args:
         link_times: how many times as long messages take as by the plan's links, by kind of link.
@@ -32,6 +33,6 @@ def predicted_again(plan: Plan, profile: Profile, link_times: Mapping[str, float
 
 
 def _gathering_as(metaop: MetaOpProfile, plan: Plan) -> MetaOpProfile:
-    """A MetaOp of which rows or factors are gathered as the plan says."""
+    """Return a MetaOp of which rows or factors are gathered as the plan says."""
     gathered = plan.by_name[metaop.name].gathered
     return metaop if metaop.gathered == gathered else metaop.model_copy(update={"gathered": gathered})

@@ -83,7 +83,7 @@ class Run:
 
 
 def parts_of(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The parts of all runs, in their order."""
+    """Return the parts of all runs, in their order."""
     return tuple(part for run in runs for part in run.parts)
 
 
@@ -93,7 +93,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """A run's plan and what was measured.
+    """Return a run's plan and what was measured.
 
     Raises:
         InputError: no run, one that has not ended, or whose plan is not there; a file is damaged, or of
@@ -255,7 +255,7 @@ def _has_shares(metaop: MetaOpProfile, slice_: Slice, cluster: Cluster) -> bool:
 
 
 def _described(metaop: MetaOpProfile | None, slice_: Slice) -> str:
-    """How a slice's batch was cut."""
+    """Say how a slice's batch was cut."""
     degrees = f"dp {slice_.dp}, tp {slice_.tp}"
     if metaop is None or (slice_.rows is None and slice_.micro_batches == 1):
         return degrees
@@ -294,7 +294,7 @@ def _settings(one: Plan | Profile) -> dict[str, int | str | float | bool | None]
 
 
 def plan_of_set(plan: Plan, tasks: Sequence[str]) -> Plan | None:
-    """What steps ran that ran just these tasks; None where the plan has nothing for them."""
+    """Return what steps ran that ran just these tasks; None where the plan has nothing for them."""
     set_plan = plan.set_plans.get(tuple(tasks))
     if set_plan is not None:
         return set_plan
@@ -302,7 +302,7 @@ def plan_of_set(plan: Plan, tasks: Sequence[str]) -> Plan | None:
 
 
 def timeline_of_set(timeline: MeasuredTimeline, set_plan: Plan) -> MeasuredTimeline:
-    """The steps that ran a set's plan, with its own numbers of slices and parameter groups."""
+    """Return the steps that ran a set's plan, with its own numbers of slices and parameter groups."""
     assert set_plan.joint is not None, "a set's plan runs in turn with others"
     place = {index: number for number, index in enumerate(set_plan.joint.members[set_plan.member])}
     group = _own_groups(set_plan, place)
@@ -328,7 +328,7 @@ def _own_groups(set_plan: Plan, place: Mapping[int, int]) -> dict[int, int]:
 
 
 def _ran_by(step: MeasuredStep, joint: Joint) -> set[str]:
-    """The tasks that a step ran."""
+    """Return the tasks that a step ran."""
     spans = (span for spans in step.devices for span in spans)
     slices = {span.slice for span in spans if span.kind == "forward" and span.slice is not None}
     return {joint.by_name[joint.slices[index].metaop].task for index in slices}

@@ -26,7 +26,7 @@ from spindle_cli.units import counted, format_seconds
 
 
 def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> CalibrationReport:
-    """What was changed, and what each run's iteration is predicted to take with it."""
+    """Return what was changed, and what each run's iteration is predicted to take with it."""
     assert made.profile.calibration is not None, "it was just calibrated"
     pairs = [
         (old, new)
@@ -82,7 +82,7 @@ def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
 
 
 def _iteration(run: Run, made: Calibrated) -> dict[str, float]:
-    """The iteration's seconds of a run, or of a part of it, by the names of `IterationPrediction`."""
+    """Return the iteration's seconds of a run, or of a part of it, by the names of `IterationPrediction`."""
     slowest = max(run.measured.devices, key=lambda device: device.compute_s, default=None)
     return {
         "plan_s": run.measured.iteration.predicted_s,
@@ -119,7 +119,7 @@ def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
 
 
 def point_table(report: CalibrationReport) -> Table:
-    """What ran, by the samples of its shares, an op's seconds before and after."""
+    """Return what ran, by the samples of its shares, an op's seconds before and after."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("MetaOp")
     has_types = any(point.device is not None for point in report.points)
@@ -153,7 +153,7 @@ def point_table(report: CalibrationReport) -> Table:
 
 
 def summary_lines(report: CalibrationReport) -> str:
-    """The rest: other points, links, update, processor, and each run's iteration."""
+    """Return the rest: other points, links, update, processor, and each run's iteration."""
     lines = [
         f"{counted(len(report.points), 'point')} as measured, {report.scaled_points} scaled, "
         f"{report.points_left} as they were"

@@ -183,8 +183,8 @@ def _points_by_type(of_parts: Sequence[Mapping[str, Points]], types: Iterable[st
 
 
 def held_up(runs: Sequence[Run], accounted: Profile, link_times: Mapping[str, float] = NO_TIMES) -> float:
-    """The share by which the runs' iterations, each by its steps, are longer than a profile accounts for; 0
-    where they are not. Steps of several sets of tasks count by those of each.
+    """Return the share by which the runs' iterations, each by its steps, are longer than a profile accounts
+    for; 0 where they are not. Steps of several sets of tasks count by those of each.
 
     Args:
         accounted: calibrated by the runs, but for this.

@@ -96,7 +96,7 @@ def assemble(
     measurements: Measurements | None = None,
     numeric_check: NumericCheck | None = None,
 ) -> Profile:
-    """The profile of a workload from its ops' times.
+    """Return the profile of a workload from its ops' times.
 
     Raises:
         RunFailedError: an op fits the device's memory on no batch share.
@@ -244,8 +244,8 @@ class _MetaOpAssembly:
         return points
 
     def _share_times(self, valid: Sequence[int], sums: Sequence[BatchSum]) -> tuple[ShareTime, ...]:
-        """The times of all shares that were measured: those of the curve's points, with what these sum, and
-        smaller ones for micro-batches.
+        """Return the times of all shares that were measured: those of the curve's points, with what these
+        sum, and smaller ones for micro-batches.
         """
         extent = self._extent
         beyond = degrees_beyond(self._graph, self._metaop, extent.max_devices, extent.max_points)
@@ -298,7 +298,9 @@ class _MetaOpAssembly:
         )
 
     def _batch_sums(self, valid: Sequence[int]) -> tuple[BatchSum, ...]:
-        """What one op sums or gathers over its shares, on average over the ops; for any number of shares."""
+        """Return what one op sums or gathers over its shares, on average over the ops; for any number of
+        shares.
+        """
         for dp in valid[1:]:
             timings = self._timings(dp)
             if timings is not None:
@@ -325,7 +327,7 @@ class _MetaOpAssembly:
         return {rows: count for rows, count in chunks.items() if count > 1}
 
     def _with_sums(self, point: CurvePoint, sums: Sequence[BatchSum]) -> CurvePoint:
-        """A point of the op's own work with what its shares sum, over neighbours."""
+        """Return a point of the op's own work with what its shares sum, over neighbours."""
         if not sums or point.dp == 1 or self._times.cluster is None:
             return point
         forward_s, backward_s = batch_sums_s(sums, range(point.dp), self._times.cluster)
@@ -347,7 +349,7 @@ class _MetaOpAssembly:
         raise AssertionError("a MetaOp without timed points is refused before")
 
     def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
-        """What is known of the op's memory, also from equal ops of other tasks."""
+        """Return what is known of the op's memory, also from equal ops of other tasks."""
         timings_by_rows = {
             rows: by_key.get(
                 self._table.key(self._ref(op), rows, sums_shares=op.talks and rows < self._batch_size)
@@ -357,7 +359,7 @@ class _MetaOpAssembly:
         return [(rows, timing.memory) for rows, timing in timings_by_rows.items() if timing and timing.memory]
 
     def _memory(self) -> tuple[OpMemory, ...]:
-        """What the ops take of memory, for every degree of tensor parallelism that was looked at."""
+        """Return what the ops take of memory, for every degree of tensor parallelism that was looked at."""
         memory: list[OpMemory] = []
         for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
             ops = [self._shares(op, by_key) for op in self._ops]
@@ -380,7 +382,7 @@ class _MetaOpAssembly:
         return _first_split(self._graph, self._times, self._task, op)
 
     def _num_experts(self, op: Op) -> int:
-        """The fewest of a module of its layer; 0 where they are not shared out."""
+        """Return the fewest of a module of its layer; 0 where they are not shared out."""
         split = self._split(op)
         return 0 if split is None or split.experts is None else min(split.experts.modules.values())
 
@@ -396,6 +398,6 @@ class _MetaOpAssembly:
 
 
 def _first_split(graph: WorkloadGraph, times: Times, task: TaskGraph, op: Op) -> LayerSplit | None:
-    """How an op is split, in the first way of those that were looked at."""
+    """Return how an op is split, in the first way of those that were looked at."""
     splits = (layer_split(graph.workload, task, op, tp) for tp in times.by_tp)
     return next((split for split in splits if split is not None), None)

@@ -31,7 +31,8 @@ class _Knot:
 
 
 def fit_curve(points: Sequence[CurvePoint], max_n: int) -> Fit | None:
-    """The fit through measured points of ascending n, reaching to `max_n`; None for fewer than two points.
+    """Return the fit through measured points of ascending n, reaching to `max_n`; None for fewer than two
+    points.
 
     Points that rise with n are averaged with their neighbours first (pool adjacent violators), since more
     devices than are useful can be left idle. Beyond the last point the last segment goes on, but never faster
@@ -71,7 +72,9 @@ def leave_one_out_errors(points: Sequence[CurvePoint]) -> list[float]:
 
 
 def fitted_point(points: Sequence[CurvePoint], fit: Fit, n: int) -> CurvePoint:
-    """The curve's point for `n` devices (dp = n), with the neighbours' split into forward and backward."""
+    """Return the curve's point for `n` devices (dp = n), with the neighbours' split into forward and
+    backward.
+    """
     total_s = predict_s(fit.segments, n)
     above = min(bisect_left([point.num_devices for point in points], n), len(points) - 1)
     neighbours = points[max(above - 1, 0) : above + 1]
@@ -152,7 +155,7 @@ Shares = Sequence[tuple[int, ShareMemory]]
 def op_memory(
     ops: Sequence[Shares], tp: int, batch_size: int, joined: Sequence[int] = ()
 ) -> tuple[OpMemory, ...]:
-    """What the ops of a MetaOp take, neighbours that take the same together; none if one is not known.
+    """Return what the ops of a MetaOp take, neighbours that take the same together; none if one is not known.
 
     `joined`: of each op, as `OpMemory.joined_bytes`; absent: 0.
     """
@@ -172,8 +175,8 @@ def op_memory(
 
 
 def selective_share(ops: Sequence[Shares]) -> float | None:
-    """The share of the ops' forward passes that runs again, on average, where all but what takes longest is
-    recomputed: by the largest shares for which this is known. None where it is not known of an op.
+    """Return the share of the ops' forward passes that runs again, on average, where all but what takes
+    longest is recomputed: by the largest shares for which this is known. None where it is not known of an op.
     """
     largest = [
         max(
@@ -189,9 +192,9 @@ def selective_share(ops: Sequence[Shares]) -> float | None:
 
 
 def _selective(shares: Shares, fixed: int, batch_size: int) -> tuple[int, int] | None:
-    """What is kept where an op is recomputed but for what takes longest, of the shares that this is known
-    of; of one alone as much whatever the share as where nothing is recomputed (`fixed`): parameters that were
-    cast are kept in any case.
+    """Return what is kept where an op is recomputed but for what takes longest, of the shares that this is
+    known of; of one alone as much whatever the share as where nothing is recomputed (`fixed`): parameters
+    that were cast are kept in any case.
     """
     points = [(rows, memory.selective.kept_bytes) for rows, memory in shares if memory.selective is not None]
     if len(points) == 1:
@@ -215,7 +218,7 @@ def _line(points: Sequence[tuple[int, int]], batch_size: int) -> tuple[int, int]
 
 
 def non_increasing(values: Sequence[float]) -> list[float]:
-    """The non-increasing sequence nearest to `values`; same length, same mean."""
+    """Return the non-increasing sequence nearest to `values`; same length, same mean."""
     blocks: list[tuple[float, int]] = []  # (mean, count)
     for value in values:
         mean, count = value, 1
@@ -227,5 +230,5 @@ def non_increasing(values: Sequence[float]) -> list[float]:
 
 
 def non_decreasing(values: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values`; same length, same mean."""
+    """Return the non-decreasing sequence nearest to `values`; same length, same mean."""
     return non_increasing(values[::-1])[::-1]

@@ -130,7 +130,7 @@ def producers_first(inputs: Mapping[Node, Iterable[Node]]) -> tuple[Node, ...]:
 
 
 def _a_cycle(inputs: Mapping[Node, Iterable[Node]]) -> list[Node]:
-    """The nodes of a cycle, the first one again at the end."""
+    """Return the nodes of a cycle, the first one again at the end."""
     import networkx as nx  # here, as it takes longer to import than most files to read
 
     graph: nx.DiGraph[Node] = nx.DiGraph()

@@ -88,7 +88,9 @@ class ShareTime(Model):
 
 
 def points_of_shares(shares: Sequence[ShareTime], batch_size: int) -> tuple[CurvePoint, ...]:
-    """The allocations of whole batches that shares of these sizes say the times of, ascending by device."""
+    """Return the allocations of whole batches that shares of these sizes say the times of, ascending by
+    device.
+    """
     points = [
         CurvePoint(
             num_devices=batch_size // share.samples * share.tp,

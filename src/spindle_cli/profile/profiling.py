@@ -164,7 +164,7 @@ class _Measured:
 
 
 def _measure_settings(options: ProfileOptions, machine: _Measured, train: TrainSettings) -> MeasureSettings:
-    """How the workers measure what is trained by these settings."""
+    """Return how the workers measure what is trained by these settings."""
     cluster = options.cluster
     return MeasureSettings(
         device=machine.device,
@@ -229,7 +229,7 @@ def _require_links(max_tp: int, cluster: Cluster | None, processes: int, cluster
 
 
 def _called(cluster: Cluster | None, device_name: str | None) -> str | None:
-    """The type of this machine's devices, as far as anybody has said."""
+    """Return the type of this machine's devices, as far as anybody has said."""
     if device_name is not None:
         if cluster is not None and device_name not in cluster.types:
             raise UsageError(
@@ -248,7 +248,9 @@ def _called(cluster: Cluster | None, device_name: str | None) -> str | None:
 
 
 def _type_of_gpu(cluster: Cluster | None, device: DeviceType) -> str | None:
-    """What a cluster of several types calls this machine's GPUs; None where it says nothing of such ones."""
+    """Return what a cluster of several types calls this machine's GPUs; None where it says nothing of such
+    ones.
+    """
     if cluster is None or not cluster.is_mixed:
         return None
     here = describe_device(device, 1)
@@ -326,7 +328,7 @@ def merge_profiles(paths: Sequence[Path], out: Path) -> Profile:
 
 
 def _of_type(cluster: Cluster | None, device: str | None) -> Cluster | None:
-    """A cluster of several types as if all devices were of one of them; any other as it is."""
+    """Return a cluster of several types as if all devices were of one of them; any other as it is."""
     if cluster is None or device is None or not cluster.is_mixed:
         return cluster
     return cluster.as_if_all(device)

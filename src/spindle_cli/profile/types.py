@@ -593,7 +593,7 @@ class Profile(TrainedArtifact):
         )
 
     def sha256(self) -> str:
-        """The hash of the profile as it was read, which this may be a part of."""
+        """Return the hash of the profile as it was read, which this may be a part of."""
         return self._sha256 or super().sha256()
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:

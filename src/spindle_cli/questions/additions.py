@@ -103,7 +103,7 @@ _MEASURES: dict[Aim, _Measure] = {
 
 
 def parse_additions(texts: Sequence[str], profile: Profile, cluster: Cluster) -> tuple[Wanted, ...]:
-    """What to add, each once, from 'TYPE=N' or 'TYPE=N,N,...'; TYPE is also a group's name.
+    """Return what to add, each once, from 'TYPE=N' or 'TYPE=N,N,...'; TYPE is also a group's name.
 
     Devices come as whole nodes: of a type's groups the last whose nodes N is a multiple of gets them.
 
@@ -243,7 +243,7 @@ def _with_best(before: OnCluster, rows: Sequence[Addition]) -> tuple[Addition, .
 
 
 def additions_table(result: Additions) -> Table:
-    """A row for the cluster as it is, and for each addition; the best are marked."""
+    """Return a row for the cluster as it is, and for each addition; the best are marked."""
     rows: tuple[OnCluster, ...] = (result.as_it_is, *result.additions)
     figures = known_figures(rows, (PRICE, *FIGURES))
     table = Table(
@@ -271,7 +271,7 @@ def additions_table(result: Additions) -> Table:
 
 
 def added(row: OnCluster) -> str:
-    """What a row has more than the cluster, as the cluster file calls it."""
+    """Return what a row has more than the cluster, as the cluster file calls it."""
     return f"{row.num_added} {row.group}" if isinstance(row, Addition) else "nothing"
 
 
@@ -280,8 +280,8 @@ def _added_in_full(row: Addition) -> str:
 
 
 def best_lines(result: Additions) -> str:
-    """A line for each measure that is known: the additions that are best by it, against adding nothing; or
-    that none is better than that.
+    """Return a line for each measure that is known: the additions that are best by it, against adding
+    nothing; or that none is better than that.
     """
     lines = []
     for aim, low in _least(result.additions).items():

@@ -126,7 +126,7 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
 
 
 def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
-    """A plan's prediction as a row of a comparison."""
+    """Return a plan's prediction as a row of a comparison."""
     predicted = plan.of_steps
     return StrategyOutcome(
         strategy=plan.strategy,
@@ -146,7 +146,7 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """A row for each strategy, in the contract's order."""
+    """Return a row for each strategy, in the contract's order."""
     table = Table(
         title=f"{comparison.workload} on {comparison.cluster}: {counted(comparison.num_devices, 'device')}"
         + of_sets(comparison.task_sets),
@@ -175,8 +175,8 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def spending_table(comparison: Comparison) -> Table | None:
-    """What an iteration takes, a row for each strategy; None where nothing is known of it. It is a table of
-    its own, since the other is as wide as a terminal.
+    """Return what an iteration takes, a row for each strategy; None where nothing is known of it. It is a
+    table of its own, since the other is as wide as a terminal.
     """
     figures = known_figures(comparison.strategies)
     if not figures:
@@ -191,7 +191,7 @@ def spending_table(comparison: Comparison) -> Table | None:
 
 
 def of_sets(task_sets: Sequence[TaskShare]) -> str:
-    """What figures are of, behind a title; nothing where every step runs all tasks."""
+    """Return what figures are of, behind a title; nothing where every step runs all tasks."""
     if not task_sets:
         return ""
     shown = "; ".join(f"{task_share.share:.0%} {', '.join(task_share.tasks)}" for task_share in task_sets)

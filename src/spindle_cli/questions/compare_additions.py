@@ -164,7 +164,7 @@ def _added(profile: Profile, cluster: Cluster, addition: Wanted, before: Compare
 
 
 def _least(row: ComparedCluster, measure: _Measure) -> tuple[float, StrategyName] | None:
-    """The least value of any strategy, of equals the first; None where there is none."""
+    """Return the least value of any strategy, of equals the first; None where there is none."""
     values = [
         (value, outcome.strategy)
         for outcome in row.strategies
@@ -219,7 +219,7 @@ def _table(result: ComparedAdditions, title: str) -> Table:
 
 
 def label(row: ComparedAddition | None) -> str:
-    """What a cluster has more, as the cluster file calls it."""
+    """Return what a cluster has more, as the cluster file calls it."""
     return "nothing added" if row is None else f"{row.num_added} more {row.group}"
 
 
@@ -233,13 +233,13 @@ def _seconds(compared: ComparedCluster, place: int) -> str:
 
 
 def _price(compared: ComparedCluster, figure: Figure) -> str:
-    """The price of all devices of a cluster, which any strategy's plan says."""
+    """Return the price of all devices of a cluster, which any strategy's plan says."""
     return next((cell for row in compared.strategies if (cell := figure.cell(row))), "")
 
 
 def best_lines(result: ComparedAdditions) -> str:
-    """A line for each measure that is known: the additions that are best by it, against the best strategy
-    with nothing added; or that none is better than that.
+    """Return a line for each measure that is known: the additions that are best by it, against the best
+    strategy with nothing added; or that none is better than that.
     """
     lines = []
     for aim, measure in _MEASURES.items():
@@ -270,7 +270,7 @@ def best_lines(result: ComparedAdditions) -> str:
 
 
 def no_plan_lines(result: ComparedAdditions) -> list[str]:
-    """A line for each strategy that has no plan, and why, with the additions of which that holds."""
+    """Return a line for each strategy that has no plan, and why, with the additions of which that holds."""
     labels: dict[tuple[str, str], list[str]] = {}
     for addition in (None, *result.additions):
         for row in (result.as_it_is if addition is None else addition).strategies:

@@ -143,7 +143,7 @@ def _metaop_changes(before: Plan, after: Plan) -> list[Change]:
 
 
 def _allocation(plan: Plan, metaop: str) -> str | None:
-    """How a MetaOp runs: 'ops 0-5 on devices 0-3 (dp 4), ...'; None if the plan has no such MetaOp."""
+    """Return how a MetaOp runs: 'ops 0-5 on devices 0-3 (dp 4), ...'; None if the plan has no such MetaOp."""
     if metaop not in plan.by_name:
         return None
     parts: list[str] = []
@@ -183,7 +183,7 @@ def figure_table(difference: Difference) -> Table:
 
 
 def change_lines(difference: Difference) -> str:
-    """What differs, two lines each, like a diff."""
+    """Return what differs, two lines each, like a diff."""
     if difference.same:
         return "the plans are the same"
     if not difference.changes:

@@ -15,7 +15,7 @@ from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 
 
 def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> Profile:
-    """The profile without some tasks, then with other batch sizes ('task=size') of some.
+    """Return the profile without some tasks, then with other batch sizes ('task=size') of some.
 
     Raises:
         UsageError: there is no such task, or a batch size is not a number of at least 1.
@@ -31,8 +31,8 @@ def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> 
 
 
 def without_task(profile: Profile, task: str) -> Profile:
-    """The profile without one task's MetaOps; what it shared with others stays with them. Steps that ran no
-    other task are left out.
+    """Return the profile without one task's MetaOps; what it shared with others stays with them. Steps that
+    ran no other task are left out.
 
     Raises:
         UsageError: there is no such task, or no other.
@@ -45,7 +45,9 @@ def without_task(profile: Profile, task: str) -> Profile:
 
 
 def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
-    """The sets of tasks that steps run, without one; none where every step then runs all that are left."""
+    """Return the sets of tasks that steps run, without one; none where every step then runs all that are
+    left.
+    """
     shares: dict[tuple[str, ...], float] = {}
     for task_share in profile.task_sets:
         tasks = tuple(name for name in task_share.tasks if name != task)
@@ -59,7 +61,7 @@ def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
 
 
 def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:
-    """The profile with another batch size of one task.
+    """Return the profile with another batch size of one task.
 
     An op's seconds depend on the samples per device: curve and shares are read as seconds against batch share
     and interpolated linearly between what they have (beyond it along the nearest segment). What is read so
@@ -99,7 +101,7 @@ def _with_metaops(profile: Profile, metaops: tuple[MetaOpProfile, ...]) -> Profi
 
 
 def with_devices(cluster: Cluster, num_devices: int) -> Cluster:
-    """The first `num_devices` devices of a cluster; more than it has are added to its last node.
+    """Return the first `num_devices` devices of a cluster; more than it has are added to its last node.
 
     Raises:
         UsageError: fewer than one device, or more than can be planned for.
@@ -157,7 +159,7 @@ def with_more_nodes(cluster: Cluster, place: int, num_nodes: int) -> Cluster:
 
 
 def _parted(group: NodeGroup, links: Links, *, is_new: bool) -> tuple[NodeGroup, Links]:
-    """A node of a group as a group of its own, with the links that the group has.
+    """Return a node of a group as a group of its own, with the links that the group has.
 
     Args:
         is_new: the rest of the group stays, and keeps its name.

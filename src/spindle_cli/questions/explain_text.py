@@ -30,7 +30,7 @@ SAME = 1e-6
 
 
 def headline(explanation: Explanation) -> str:
-    """What the iteration is made of."""
+    """Return what the iteration is made of."""
     e, least = explanation, describe_bounds(explanation)
     over = e.compute_s / e.lower_bound_s - 1 if e.lower_bound_s else 0.0
     where = "above the lower bound" if over >= 0 else "below the bound of version 1,"
@@ -50,7 +50,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def chain_table(explanation: Explanation) -> Table:
-    """The critical chain, in order."""
+    """Return the critical chain, in order."""
     table = _table("critical chain: shorten one of these, or the iteration stays")
     table.add_column("slice")
     for name in ("devices", "start", "end", "takes", "idle before"):
@@ -75,7 +75,7 @@ def _chain_cells(link: Link) -> tuple[str, ...]:
 
 
 def worth_text(worth: Worth | None) -> str:
-    """What binds, and what devices are worth."""
+    """Return what binds, and what devices are worth."""
     if worth is None:
         return (
             "what binds, and why each MetaOp got its devices, is in the curves: give --profile PROFILE.json"
@@ -144,7 +144,7 @@ def _choice_cells(choice: Choice) -> tuple[str, ...]:
 
 
 def _shown(reason: Reason) -> list[Choice]:
-    """The choices that are taken by the bound or the plan, and those next to them."""
+    """Return the choices that are taken by the bound or the plan, and those next to them."""
     taken = [i for i, choice in enumerate(reason.choices) if choice.bound_ops or choice.plan_ops]
     near = {i + step for i in taken for step in (-1, 0, 1)}
     return [choice for i, choice in enumerate(reason.choices) if i in near]
@@ -155,8 +155,8 @@ def _table(title: str) -> Table:
 
 
 def islands_table(settings: OtherSettings | None) -> Table | str:
-    """A row for each number of steps between outer steps, and columns for each number of bits; the plan's
-    are marked.
+    """Return a row for each number of steps between outer steps, and columns for each number of bits; the
+    plan's are marked.
     """
     if settings is None:
         return ""
@@ -217,7 +217,7 @@ def _from(settings: OtherSettings) -> str:
 
 
 def type_reasons_text(type_reasons: TypeReasons | None) -> str:
-    """A heading with what types are worth, and the lines of each MetaOp."""
+    """Return a heading with what types are worth, and the lines of each MetaOp."""
     if type_reasons is None:
         return ""
     lines = [f"why these types: {_worths(type_reasons.prices)}"]
@@ -228,7 +228,7 @@ def type_reasons_text(type_reasons: TypeReasons | None) -> str:
 
 
 def _worths(prices: Mapping[str, float]) -> str:
-    """What a second of each type is worth, in seconds of the one that is worth least but something."""
+    """Return what a second of each type is worth, in seconds of the one that is worth least but something."""
     priced = {kind: price for kind, price in prices.items() if price > 0}
     if not priced:
         return "by the program's prices no device is worth anything: chains of MetaOps hold up all"
@@ -261,7 +261,7 @@ def _ops(taken: Taken, reason: TypeReason) -> str:
 
 
 def _instead(taken: Taken, reason: TypeReason) -> str:
-    """The allocations that it is compared with, each once, with how many times as long an op takes."""
+    """Return the allocations that it is compared with, each once, with how many times as long an op takes."""
     named = [("on", alone) for alone in taken.alone]
     if reason.fastest.op_s < taken.op_s * (1 - SAME):
         named.append(("fastest on", reason.fastest))
@@ -298,7 +298,7 @@ def _share(share: TypeShares) -> str:
 
 
 def _one_more(taken: Taken) -> str:
-    """What one more share on each type would bring; types that bring the same together."""
+    """Return what one more share on each type would bring; types that bring the same together."""
     one = f"{taken.tp} more" if taken.tp > 1 else "one more"
     kinds: dict[str, list[str]] = {}
     for more in taken.one_more:

@@ -56,7 +56,7 @@ FIGURES = (COST, ENERGY, CO2)  # of an iteration
 
 
 def spending_of(plan: Plan, price_per_device_hour: float | None = None) -> Spending:
-    """What an iteration of a plan takes; where steps run several sets of tasks, the mean of them.
+    """Return what an iteration of a plan takes; where steps run several sets of tasks, the mean of them.
 
     Args:
         price_per_device_hour: of every device, instead of what the cluster says of its groups.
@@ -74,7 +74,7 @@ def spending_of(plan: Plan, price_per_device_hour: float | None = None) -> Spend
 
 
 def price_per_hour(cluster: Cluster, price_per_device_hour: float | None = None) -> float | None:
-    """The price of an hour of all devices together; None where a group's is not known."""
+    """Return the price of an hour of all devices together; None where a group's is not known."""
     total = 0.0
     for group in cluster.nodes:
         price = group.price_per_device_hour if price_per_device_hour is None else price_per_device_hour
@@ -102,7 +102,9 @@ def energy_j(plan: Plan) -> float | None:
 
 
 def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
-    """The energy of an iteration of one set of tasks; `watts`: of a device of each group while it works."""
+    """Return the energy of an iteration of one set of tasks; `watts`: of a device of each group while it
+    works.
+    """
     total, first = 0.0, 0
     idle_s = _idle_s(plan)
     for group, working in zip(plan.cluster.nodes, watts, strict=True):
@@ -115,8 +117,8 @@ def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
 
 
 def watts_of(group: NodeGroup) -> float | None:
-    """The power of one device of a group while it works: as the group says, or as published for its type;
-    None: neither.
+    """Return the power of one device of a group while it works: as the group says, or as published for its
+    type; None: neither.
     """
     return board_watts(group.device) if group.watts_per_device is None else group.watts_per_device
 
@@ -131,14 +133,15 @@ def _idle_s(plan: Plan) -> list[float]:
 
 
 def known_figures(rows: Sequence[Spending], among: Sequence[Figure] = FIGURES) -> tuple[Figure, ...]:
-    """The columns that some row has anything for."""
+    """Return the columns that some row has anything for."""
     return tuple(figure for figure in among if any(map(figure.cell, rows)))
 
 
 def unknown(
     cluster: Cluster, price_per_device_hour: float | None = None, *, wanted: bool = False
 ) -> tuple[str, ...]:
-    """What keeps figures from being told, a sentence each, with the key of the cluster file that would.
+    """Return what keeps figures from being told, a sentence each, with the key of the cluster file that
+    would.
 
     Args:
         wanted: also where the cluster says nothing of a figure at all; else only where it does of some

@@ -148,7 +148,7 @@ def _point(
 
 
 def find_knee(planned: Sequence[tuple[int, float]]) -> int:
-    """The last number of devices before a step stops being worth it.
+    """Return the last number of devices before a step stops being worth it.
 
     Args:
         planned: (devices, seconds per iteration), ascending in devices.
@@ -162,8 +162,8 @@ def find_knee(planned: Sequence[tuple[int, float]]) -> int:
 
 
 def sweep_table(result: Sweep) -> Table:
-    """A row for each number of devices; the knee is marked. What is known of energy, and which devices they
-    are of several types, are columns of their own.
+    """Return a row for each number of devices; the knee is marked. What is known of energy, and which devices
+    they are of several types, are columns of their own.
     """
     figures = (COST, *(figure for figure in known_figures(result.points) if figure is not COST))
     is_mixed = any(point.of_types for point in result.points)
@@ -186,7 +186,7 @@ def sweep_table(result: Sweep) -> Table:
 
 
 def _cells(point: SweepPoint, figures: Sequence[Figure], mark: str) -> tuple[str, ...]:
-    """The cells of a row behind its devices; `mark`: the last one, where there is a plan."""
+    """Return the cells of a row behind its devices; `mark`: the last one, where there is a plan."""
     if point.iteration_s is None:
         return ("no plan", *[""] * (len(figures) + 4), point.failure or "")
     return (

@@ -102,7 +102,9 @@ def _overlap(first: Slice, second: Slice) -> bool:
 
 
 def _lowest_gap(taken: Sequence[tuple[int, int]], height: int) -> int:
-    """The lowest offset with `height` free rows; `taken`: ascending [start, end) of those that are not."""
+    """Return the lowest offset with `height` free rows; `taken`: ascending [start, end) of those that are
+    not.
+    """
     offset = 0
     for start, end in taken:
         if start - offset >= height:
@@ -275,24 +277,24 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
 
 
 def _part_of(slice_: Slice, device: int) -> float:
-    """The part of an op's work on its task's whole batch that one device of a slice does."""
+    """Return the part of an op's work on its task's whole batch that one device of a slice does."""
     if slice_.rows is None:
         return 1 / (slice_.shares_of_batch * slice_.tp)
     return 1 / (cuts_by_share(slice_)[slice_.devices.index(device) // slice_.tp] * slice_.tp)
 
 
 def _pass_of(span: Span) -> tuple[int, Activity, int, int]:
-    """A device's pass of a slice, which may wait in between."""
+    """Return a device's pass of a slice, which may wait in between."""
     return span.device, span.activity, span.slice_index, span.batch
 
 
 def short_name(name: str, task: str) -> str:
-    """A MetaOp's name without its task."""
+    """Return a MetaOp's name without its task."""
     return name.removeprefix(f"{task}/")
 
 
 def components(plan: Plan) -> dict[str, str]:
-    """The component of each MetaOp, by its name; where the plan does not say, its short name."""
+    """Return the component of each MetaOp, by its name; where the plan does not say, its short name."""
     return {metaop.name: metaop.component or short_name(metaop.name, metaop.task) for metaop in plan.metaops}
 
 
@@ -372,8 +374,8 @@ def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
 
 
 def other_plans(plan: Plan, profile: Profile) -> dict[StrategyName, Plan | NoPlanError]:
-    """The plans of the strategies that are not the plan's own, in the contract's order; or why there is
-    none.
+    """Return the plans of the strategies that are not the plan's own, in the contract's order; or why there
+    is none.
     """
     names = strategies_on(plan.cluster)
     return {name: _made(plan, profile, name) for name in names if name != plan.strategy}

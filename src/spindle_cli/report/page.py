@@ -52,13 +52,13 @@ class Page:
 
 
 def render_page(data: ReportData) -> str:
-    """The whole page. Same data, same bytes."""
+    """Return the whole page. Same data, same bytes."""
     content = data.model_dump(mode="json", by_alias=True)
     return make_page(content, SCRIPTS, title=f"{data.workload}: {data.strategy} plan").text
 
 
 def make_page(content: Mapping[str, Any], scripts: Sequence[str], *, title: str, policy: str = "") -> Page:
-    """A page of the report's parts. Same content, same bytes.
+    """Return a page of the report's parts. Same content, same bytes.
 
     Args:
         content: what the scripts find as `DATA`.
@@ -82,7 +82,7 @@ def make_page(content: Mapping[str, Any], scripts: Sequence[str], *, title: str,
 
 
 def embedded_json(content: Mapping[str, Any]) -> str:
-    """The content as JSON that cannot end the script element it stands in, whatever names it has."""
+    """Return the content as JSON that cannot end the script element it stands in, whatever names it has."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     # Inside JSON these occur in strings only. U+2028 and U+2029 were line ends in older JavaScript.
     for character in ("<", ">", "&", "\u2028", "\u2029"):
@@ -95,6 +95,6 @@ def _asset(name: str) -> str:
 
 
 def _csp_hash(content: str) -> str:
-    """The source expression that lets an inline element with exactly this content run."""
+    """Return the source expression that lets an inline element with exactly this content run."""
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
     return f"'sha256-{digest}'"

@@ -34,7 +34,7 @@ _LAYERS = ("wait", "data", "sum", "gather", "transfer", "optimizer", "forward", 
 
 
 def measured_iteration(plan: Plan, run_dir: Path) -> MeasuredIteration | None:
-    """The kept step of median length; None where the run has left no timeline. Where steps run sets of
+    """Return the kept step of median length; None where the run has left no timeline. Where steps run sets of
     tasks, those count whose slices are all of the plan of all tasks, which is what the report draws.
 
     Raises:
@@ -67,7 +67,9 @@ def _length_s(step: MeasuredStep) -> float:
 
 
 def _happenings(step: MeasuredStep) -> tuple[Happening, ...]:
-    """What happened on all devices, from the beginning of the step; what began before it is cut off there."""
+    """Return what happened on all devices, from the beginning of the step; what began before it is cut off
+    there.
+    """
     happenings = [
         _happening(span, device, step.start_s)
         for device, spans in enumerate(step.devices)
@@ -93,7 +95,7 @@ def _happening(span: MeasuredSpan, device: int, zero_s: float) -> Happening:
 
 
 def run_view(plan: Plan, run_dir: Path) -> RunView:
-    """What is in a run's folder. A run that has not ended has no predicted.json yet.
+    """Return what is in a run's folder. A run that has not ended has no predicted.json yet.
 
     Raises:
         InputError: no run in the folder, a file that cannot be read, or a run of another plan.
@@ -123,7 +125,7 @@ def view_of(
     timeline: MeasuredIteration | None,
     events: tuple[AttemptEvent, ...],
 ) -> RunView:
-    """What has been read of a run so far, as it is shown; `predicted_s`: of a step."""
+    """Return what has been read of a run so far, as it is shown; `predicted_s`: of a step."""
     steps = follower.steps
     return RunView(
         folder=str(follower.run_dir),
@@ -153,7 +155,7 @@ def view_of(
 
 
 def compared_of(plan: Plan, run_dir: Path) -> PredictedVsMeasured | None:
-    """A run's predicted.json; None where it has not ended.
+    """Return a run's predicted.json; None where it has not ended.
 
     Raises:
         InputError: it is malformed, or of a run by another plan.

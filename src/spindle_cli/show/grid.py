@@ -55,7 +55,7 @@ def length_s(plan: Plan) -> float:
 
 
 def make_grid(plan: Plan, columns: int, max_rows: int) -> Grid:
-    """The schedule in `columns` columns and at most `max_rows` rows.
+    """Return the schedule in `columns` columns and at most `max_rows` rows.
 
     Devices that run the same slices share a row. Where that leaves more than `max_rows`, neighbouring rows
     are merged into rows of about equally many devices, each cell showing the slice that runs for most of its
@@ -126,7 +126,7 @@ def _device_seconds(
 
 
 def _winner(share: dict[_Pass, float], cell_s: float) -> _Pass | None:
-    """The slice with most device-seconds of a cell of `cell_s`, if it has more than idleness."""
+    """Return the slice with most device-seconds of a cell of `cell_s`, if it has more than idleness."""
     if not share:
         return None
     best = max(share, key=lambda slice_pass: (share[slice_pass], -slice_pass[0], -slice_pass[1]))

@@ -91,7 +91,7 @@ def draw(plan: Plan, width: int, max_rows: int) -> Text:
 
 
 def legend(plan: Plan) -> Text:
-    """The tasks in their colours."""
+    """Return the tasks in their colours."""
     text = Text("tasks ")
     for task, colour in Symbols.of(plan).colour.items():
         text.append(f" {task} ", style=f"black on {colour}").append(" ")
@@ -119,7 +119,7 @@ def _time_axis(grid: Grid) -> str:
 
 
 def _round_up(seconds: float) -> float:
-    """The next of 1, 2, 5, 10, ... times a power of ten."""
+    """Return the next of 1, 2, 5, 10, ... times a power of ten."""
     power = 10.0 ** math.floor(math.log10(seconds))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= seconds * (1 - 1e-9))
 
@@ -153,7 +153,7 @@ def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
 
 
 def headline(report: ShowReport) -> str:
-    """What the plan is, what it predicts, and, where that is known, what is possible: a line each."""
+    """Return what the plan is, what it predicts, and, where that is known, what is possible: a line each."""
     gap, least = "", describe_bounds(report)
     if report.gap is not None:
         where = "above the lower bound" if report.gap >= 0 else "below the bound of version 1,"
@@ -168,7 +168,7 @@ def headline(report: ShowReport) -> str:
 
 
 def footer(report: ShowReport) -> str:
-    """The use of the devices and of their memory, and the planner's notes."""
+    """Return the use of the devices and of their memory, and the planner's notes."""
     use, memory = report.device_use, report.peak_memory_bytes
     lines = [
         f"devices busy {sum(use) / len(use):.0%} of the schedule (least {min(use):.0%} on device "
@@ -202,7 +202,9 @@ def _given_up(report: ShowReport) -> list[str]:
 
 
 def allocation_table(plan: Plan, report: ShowReport) -> Table:
-    """A row for each MetaOp: its letter in the picture, and how many of its ops run on how many devices."""
+    """Return a row for each MetaOp: its letter in the picture, and how many of its ops run on how many
+    devices.
+    """
     symbols = Symbols.of(plan)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")

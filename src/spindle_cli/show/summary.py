@@ -117,7 +117,7 @@ class ShowReport(Artifact):
 
 
 def summarise(plan: Plan) -> ShowReport:
-    """The numbers of a plan."""
+    """Return the numbers of a plan."""
     predicted = plan.predicted
     bound_s = predicted.lower_bound_s
     return ShowReport(
@@ -217,7 +217,7 @@ class RankReport(Artifact):
 
     @classmethod
     def of(cls, program: Program, rank: int) -> RankReport:
-        """The program of a rank that the plan has."""
+        """Return the program of a rank that the plan has."""
         taken = communicator_memory(program, rank)
         communicators = tuple(
             CommunicatorView(

@@ -39,7 +39,8 @@ def presence_of(field: str) -> str:
 
 
 def filled(task: str, absent: Mapping[str, Tensor], item: Any) -> Any:
-    """A dataset's item with every field of `absent`, and beside each whether the item has it by itself.
+    """Return a dataset's item with every field of `absent`, and beside each whether the item has it by
+    itself.
 
     Without `absent` any item is as it is.
 
@@ -192,7 +193,7 @@ class Batches:
     def rows_without_draws(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:
-        """What `rows` gives, for a thread beside others.
+        """Return what `rows` gives, for a thread beside others.
 
         Raises:
             WorkloadError: as `rows`.
@@ -234,12 +235,14 @@ class Batches:
         return {name: value[first:last] for name, value in self._collated(step, every, calls).items()}
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """The shape of one sample of each field of a step whose rows were given last, where sizes differ."""
+        """Return the shape of one sample of each field of a step whose rows were given last, where sizes
+        differ.
+        """
         whole = next(batch for number, batch in self._held.values() if number == step)
         return {name: tuple(value.shape[1:]) for name, value in whole.items()}
 
     def _whole(self, step: int, calls: _Calls) -> dict[str, Tensor]:
-        """A step's batch: its longest sample is the same for whoever takes some of its rows."""
+        """Return a step's batch: its longest sample is the same for whoever takes some of its rows."""
         draws = calls.read is not _call
         if self._held.get(draws, (None,))[0] != step:
             self._held[draws] = step, self._collated(step, (0, self.task.batch_size), calls)
@@ -339,7 +342,7 @@ def _has_names(item: Any) -> bool:
 
 
 def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
-    """A batch of the first `count` samples, or of all if there are fewer; inside of `generators_kept`.
+    """Return a batch of the first `count` samples, or of all if there are fewer; inside of `generators_kept`.
 
     Raises:
         WorkloadError: they are no batch.
@@ -363,7 +366,7 @@ def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
 
 
 def require_same(task: Task | FlowTask, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What is read, if it is the same the second time.
+    """Return what is read, if it is the same the second time.
 
     Raises:
         WorkloadError: naming the field that is another.
@@ -429,7 +432,9 @@ def require_length(task: Task | FlowTask, epoch: int, expected: int) -> None:
 
 
 def dataset_failure(task: Task | FlowTask, what: str, error: Exception) -> WorkloadError:
-    """What a task's dataset has raised when it was asked for `what`, as a refusal that names the place."""
+    """Return what a task's dataset has raised when it was asked for `what`, as a refusal that names the
+    place.
+    """
     text = str(error).split("\n")[0]
     failed = f"the dataset fails to give {what}: {type(error).__name__}: {text}"
     return refusal(
@@ -479,7 +484,7 @@ def _require_no_lists_of_samples(task: Task | FlowTask, items: list[Any], batch:
 
 
 def _collatable(task: Task | FlowTask, item: Any) -> Any:
-    """An item as torch's default_collate takes it."""
+    """Return an item as torch's default_collate takes it."""
     if isinstance(item, Mapping):
         for name, value in item.items():
             _require_constant(task, name, value)

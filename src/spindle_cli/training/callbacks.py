@@ -37,7 +37,7 @@ def is_absent(error: Exception) -> bool:
 
 
 def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any], ...]:
-    """What makes each callback that the train settings of a workload name; nothing is made yet.
+    """Return what makes each callback that the train settings of a workload name; nothing is made yet.
 
     Args:
         source: of the workload; paths start from its file's folder.
@@ -55,7 +55,7 @@ def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any]
 
 
 def callback_classes(train: TrainSettings, source: str) -> tuple[Callable[..., Any], ...]:
-    """The class of each callback, or what makes one; arguments and errors as of `find_callbacks`."""
+    """Return the class of each callback, or what makes one; arguments and errors as of `find_callbacks`."""
     folder = Path(source).parent if source.endswith((".yaml", ".yml", ".json")) else Path.cwd()
     return tuple(
         named_function(

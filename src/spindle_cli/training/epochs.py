@@ -111,9 +111,9 @@ def _own_epoch(dataset: Any) -> None:
 
 
 def told_of(task: Task | FlowTask) -> tuple[Any, ...]:
-    """What of a task's data is told which epoch it is: the dataset if it has `set_epoch`, else what it holds
-    that has one, and what datasets that it holds have in their turn (torch's Subset and ConcatDataset have
-    none); and a collate that has one.
+    """Return what of a task's data is told which epoch it is: the dataset if it has `set_epoch`, else what it
+    holds that has one, and what datasets that it holds have in their turn (torch's Subset and ConcatDataset
+    have none); and a collate that has one.
     """
     told: dict[int, Any] = {}
     seen: dict[int, Any] = {}

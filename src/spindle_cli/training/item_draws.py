@@ -32,7 +32,7 @@ _MT19937_BYTES = 625 * 4  # 624 words, and how many of them were used
 
 
 def seed_of(*parts: object) -> int:
-    """A seed that follows from all parts."""
+    """Return a seed that follows from all parts."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -92,8 +92,8 @@ class _Places:
 
 
 def _memory_of_numpy() -> bytes:
-    """What numpy's generator holds, but for a second normal number that it keeps for later: to have kept one,
-    it has drawn.
+    """Return what numpy's generator holds, but for a second normal number that it keeps for later: to have
+    kept one, it has drawn.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # not said to be exported
     if type(generator) is not np.random.MT19937:  # another was put in its place
@@ -113,7 +113,7 @@ class SeededCalls:
         self.draws = False
 
     def call(self, read: Callable[[], T], *what: object) -> T:
-        """What `read` gives from the seed of `what`; inside of `generators_kept`."""
+        """Return what `read` gives from the seed of `what`; inside of `generators_kept`."""
         seed = seed_of(*self._what, *what)
         torch.default_generator.manual_seed(seed % _TORCH_SEEDS)
         np.random.seed(seed % _NUMPY_SEEDS)

@@ -88,7 +88,7 @@ _Form = tuple[tuple[bool, ...], Mapping[str, tuple[int, float | bool]]]
 
 @lru_cache(_REMEMBERED)
 def _forms(func: Any) -> tuple[_Form, ...]:
-    """The forms of a function that take what chance depends on."""
+    """Return the forms of a function that take what chance depends on."""
     name = getattr(func, "__name__", "")
     forms: list[_Form] = []
     if isinstance(func, FunctionType):

@@ -17,12 +17,13 @@ from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
 
 
 def number_format(train: TrainSettings) -> torch.dtype | None:
-    """What parameters, buffers, activations and batch fields are converted to; None: nothing is."""
+    """Return what parameters, buffers, activations and batch fields are converted to; None: nothing is."""
     return torch.bfloat16 if train.precision == "bf16" else None
 
 
 def dtype_in(kind: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """What numbers of a kind are converted to where floating-point ones become `dtype`; None: nothing is.
+    """Return what numbers of a kind are converted to where floating-point ones become `dtype`; None: nothing
+    is.
 
     A complex number stays one: as wide, where torch can compute with such.
     """
@@ -34,8 +35,8 @@ def dtype_in(kind: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def in_numbers(tensor: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
-    """A tensor on a device, where floating-point numbers become `dtype`; a constant of a trace in float64 as
-    it is made in that.
+    """Return a tensor on a device, where floating-point numbers become `dtype`; a constant of a trace in
+    float64 as it is made in that.
     """
     twin = twin_of(tensor) if dtype is torch.float64 else None
     source = tensor if twin is None else twin
@@ -65,7 +66,7 @@ def convert_constants(root: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:
-    """What forward passes run in."""
+    """Return what forward passes run in."""
     if train.autocast is not None:
         return torch.autocast(device_type, getattr(torch, train.autocast))
     return nullcontext()
@@ -106,7 +107,7 @@ def widen_gradients(parameters: Iterable[Tensor], train: TrainSettings) -> None:
 
 
 def gradient_dtype(parameter: Tensor) -> torch.dtype:
-    """The type of a parameter's `.grad`."""
+    """Return the type of a parameter's `.grad`."""
     chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return chosen or parameter.dtype
 
@@ -135,7 +136,7 @@ class Computing(nn.Module):
         self._device_type = device_type
 
     def forward(self, *inputs: Tensor) -> object:
-        """What the module makes of its inputs."""
+        """Return what the module makes of its inputs."""
         with computing(self._train, self._device_type):
             return self.module(*inputs)
 

@@ -36,8 +36,8 @@ LONGEST_PERIOD = 10_000
 
 
 def drawn_number(seed: int, step: int) -> float:
-    """A number of [0, 1) for a step: the first 53 bits of sha256("<seed>:<step>"), so that it is the same on
-    any machine and needs none of the numbers before it.
+    """Return a number of [0, 1) for a step: the first 53 bits of sha256("<seed>:<step>"), so that it is the
+    same on any machine and needs none of the numbers before it.
     """
     whole = int.from_bytes(sha256(f"{seed}:{step}".encode()).digest()[:8], "big")
     return (whole >> 11) / 2**53
@@ -55,14 +55,14 @@ class _Drawn:
         self._lock = threading.Lock()
 
     def at(self, step: int) -> str:
-        """The task that a step draws: the first whose probability, with those before it, is above the step's
-        number.
+        """Return the task that a step draws: the first whose probability, with those before it, is above the
+        step's number.
         """
         number = drawn_number(self._seed, step)
         return self._names[sum(number >= end for end in self._ends)]
 
     def before(self, task: str, step: int) -> int:
-        """How many of the steps before this one draw a task."""
+        """Return how many of the steps before this one draw a task."""
         with self._lock:
             while self._counted_steps < step:
                 for number in range(self._counted_steps, self._counted_steps + _BLOCK):
@@ -100,12 +100,12 @@ class Turns:
         return tuple(self._every.values())
 
     def undrawn(self, step: int) -> frozenset[str]:
-        """The tasks that run at a step, counted from 0, whatever is drawn."""
+        """Return the tasks that run at a step, counted from 0, whatever is drawn."""
         due = {name for name, period in self._every.items() if step % period.every == period.offset}
         return self._always | due
 
     def due(self, step: int) -> tuple[str, ...]:
-        """The tasks that run at a step, counted from 0, in the workload's order."""
+        """Return the tasks that run at a step, counted from 0, in the workload's order."""
         due = self.undrawn(step)
         if self._drawn is not None:
             due |= {self._drawn.at(step)}
@@ -126,12 +126,13 @@ class Turns:
 
 
 def turns_of(train: TrainSettings, tasks: Iterable[Task | FlowTask]) -> Turns:
-    """The turns of a workload's tasks; raises what `Turns` raises."""
+    """Return the turns of a workload's tasks; raises what `Turns` raises."""
     return Turns(train.sampling, (task.name for task in tasks), train.seed)
 
 
 def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
-    """The sets that occur and the share of the steps of each, the most frequent first; by name where equal.
+    """Return the sets that occur and the share of the steps of each, the most frequent first; by name where
+    equal.
 
     What `every` makes comes back after the least common multiple of its periods, so these are all of them. Of
     a draw every task is drawn sooner or later.
@@ -189,11 +190,11 @@ class Schedule:
     island: int = 0
 
     def of_step(self, step: int) -> tuple[str, ...]:
-        """The tasks that run at a step."""
+        """Return the tasks that run at a step."""
         return self.turns.due(step)
 
     def of_batch(self, number: int) -> tuple[str, ...]:
-        """The tasks of which a batch of the run, in the order in which all are run, has samples."""
+        """Return the tasks of which a batch of the run, in the order in which all are run, has samples."""
         return self.of_step(number // self.batches_per_step)
 
     def own_number(self, task: str, number: int) -> int:

@@ -86,14 +86,14 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def twin_of(tensor: Tensor) -> Tensor | None:
-    """The tensor as it is made in float64, where that is known."""
+    """Return the tensor as it is made in float64, where that is known."""
     twin: Tensor | None = getattr(tensor, _TWIN, None)
     return twin
 
 
 def constants_of_modules(root: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    """The tensors that modules hold and are neither parameters nor buffers, each with the attributes that it
-    is among and its name there: those that a trace has left on its root, and the modules' own.
+    """Yield the tensors that modules hold and are neither parameters nor buffers, each with the attributes
+    that it is among and its name there: those that a trace has left on its root, and the modules' own.
     """
     for module in root.modules():
         for name, value in vars(module).items():
@@ -110,8 +110,8 @@ def forget_equal_twins(root: nn.Module) -> None:
 
 
 def _in_float64(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What a call gives of the twins; `_NOT_MADE` where torch has it not in float64: then plain PyTorch would
-    fail there, too, and says so.
+    """Return what a call gives of the twins; `_NOT_MADE` where torch has it not in float64: then plain
+    PyTorch would fail there, too, and says so.
     """
     wide_args, wide_kwargs = fx.node.map_aggregate((args, kwargs), _wide)
     before = torch.get_default_dtype()
@@ -183,15 +183,15 @@ class WideCasts(ModeInBackward):
 
 
 def handed_on(func: Callable[..., Any], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """The keywords of a call that a mode has got, with the weight of `l1_loss`, which torch 2.13 hands on to
-    no mode or tracer.
+    """Return the keywords of a call that a mode has got, with the weight of `l1_loss`, which torch 2.13 hands
+    on to no mode or tracer.
     """
     given = kwargs or {}
     return {**l1_loss_weight(), **given} if func is functional.l1_loss else given
 
 
 def l1_loss_weight() -> dict[str, Any]:
-    """The weight of the call of l1_loss that is under way."""
+    """Return the weight of the call of l1_loss that is under way."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         weight = frame.f_locals.get("weight") if frame.f_code is functional.l1_loss.__code__ else None

@@ -234,7 +234,7 @@ def _open_draws(runs: Runs, island: int, measured: _Measured) -> Iterator[Spread
 
 
 def _near_in(check: Check) -> tuple[str, ...]:
-    """The buffers that differ by no more than rounding could ever explain, on every rank."""
+    """Return the buffers that differ by no more than rounding could ever explain, on every rank."""
     far = {failure.name for failure in check.failures if (failure.relative or math.inf) > LARGEST_TOLERANCE}
     return tuple(sorted({failure.name for failure in check.failures} - far))
 
@@ -431,8 +431,8 @@ def _of_island(difference: Difference, number: int) -> Difference:
 
 
 def compare_losses(plan: Sequence[StepMetrics], plain: Sequence[StepMetrics], tolerance: float) -> Check:
-    """The total and every task's loss of every step; relative to the plain run's. Of a step that both runs
-    skipped a loss may be no finite number in both.
+    """Return the total and every task's loss of every step; relative to the plain run's. Of a step that both
+    runs skipped a loss may be no finite number in both.
     """
     tally = Tally("losses", tolerance)
     for step in range(max(len(plan), len(plain))):
@@ -452,8 +452,8 @@ def compare_losses(plan: Sequence[StepMetrics], plain: Sequence[StepMetrics], to
 
 
 def compare_scales(plan: Sequence[StepMetrics], plain: Sequence[StepMetrics]) -> Check:
-    """The loss scale of every step, and whether it was too large; steps that one run lacks are named with the
-    losses.
+    """Return the loss scale of every step, and whether it was too large; steps that one run lacks are named
+    with the losses.
     """
     tally = Tally("loss scales", 0.0)
     for ours, theirs in zip(plan, plain, strict=False):

@@ -78,7 +78,7 @@ class CountedLoss:
     def parts(
         self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]
     ) -> Sequence[Callable[[], Tensor]]:
-        """The loss of a step's batches together, as the sum of what each of these gives. Each is to go
+        """Return the loss of a step's batches together, as the sum of what each of these gives. Each is to go
         backward before the next is called: an operator's forward may change what it computes with.
 
         Args:
@@ -97,7 +97,7 @@ class CountedLoss:
         return [partial(call, joined)]
 
     def _by_ops(self, batch: Batch, share: float, counts: Tensor) -> Tensor:
-        """What one of the batches adds to the loss."""
+        """Return what one of the batches adds to the loss."""
         at = self._at(batch)
         move_as_forward(self._graph)
         values: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ class CountedLoss:
         raise AssertionError("the last op gives the loss")
 
     def _at(self, batch: Batch) -> _AtLength:
-        """The task at the length of a batch."""
+        """Return the task at the length of a batch."""
         key = tuple((name, tuple(batch[name].shape[1:])) for name in self._graph.varying)
         if key not in self._by_length:
             graph, constants = self._graph, dict[str, Tensor]()
@@ -138,7 +138,7 @@ class _AtLength:
         self._constants = constants
 
     def module(self, op: Op) -> fx.GraphModule:
-        """An op as `share_module` gives it."""
+        """Return an op as `share_module` gives it."""
         graph = op.graph if op.shares is None else op.shares.graph
         return module_over(graph, self._constants, self.graph.root)
 

@@ -32,7 +32,7 @@ def evaluate_all(
     fields: Callable[[Batch], Batch],
     computing: Callable[[], AbstractContextManager[object]],
 ) -> Iterator[Evaluation]:
-    """Every task that has a dataset for it, after so many steps.
+    """Evaluate every task that has a dataset for it, after so many steps.
 
     Args:
         seed: of the train settings, from which follows what is drawn.
@@ -59,7 +59,7 @@ def _in_eval_mode(root: nn.Module) -> Iterator[None]:
 
 
 def _run(task: Task | FlowTask, batch: Batch) -> Any:
-    """What a task gives; with gradients where it asks for some itself, which fails without."""
+    """Return what a task gives; with gradients where it asks for some itself, which fails without."""
     with Asking() as asking:
         try:
             return run_flow(task, batch) if isinstance(task, FlowTask) else call_forward(task, batch)
@@ -102,7 +102,7 @@ def _evaluate(
 
 
 def _joined(task: Task | FlowTask, key: str, parts: list[Tensor]) -> Tensor:
-    """What forward gives beside its loss, of all batches.
+    """Return what forward gives beside its loss, of all batches.
 
     Raises:
         WorkloadError: its size follows the length of a batch.
@@ -150,7 +150,7 @@ def _batches(task: Task | FlowTask, seed: int) -> Iterator[Batch]:
 
 
 def _parted(output: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The loss, and what forward gives beside it."""
+    """Return the loss, and what forward gives beside it."""
     if not isinstance(output, Mapping):
         return output, {}
     others = {key: value for key, value in output.items() if key != "loss" and isinstance(value, Tensor)}

@@ -12,7 +12,7 @@ from spindle_cli.workload.types import FlowTask, Task
 
 
 def root_of(task: Task | FlowTask) -> nn.Module:
-    """The module that the names of a task's parameters start from, and that holds all of them."""
+    """Return the module that the names of a task's parameters start from, and that holds all of them."""
     if isinstance(task, Task):
         return task.module
     fields = [flow.producer for flow in task.flows if isinstance(flow.producer, str)]
@@ -20,7 +20,8 @@ def root_of(task: Task | FlowTask) -> nn.Module:
 
 
 def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:
-    """The output of the one module that no other consumes, each module called once with what flows into it.
+    """Return the output of the one module that no other consumes, each module called once with what flows
+    into it.
 
     The flows are followed back from the loss, and not in the order that the workload's analysis gives them.
     """
@@ -30,7 +31,7 @@ def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:
 
 
 def _output(task: FlowTask, module: nn.Module, batch: Mapping[str, Tensor], outputs: dict[int, Any]) -> Any:
-    """A module's output, after those of its producers; `outputs` holds them by the module's id."""
+    """Return a module's output, after those of its producers; `outputs` holds them by the module's id."""
     if id(module) in outputs:
         return outputs[id(module)]
     positional: list[Any] = []

@@ -254,7 +254,7 @@ class PlainTraining:
         return loss
 
     def _rounding_again(self) -> AbstractContextManager[object]:
-        """What passes run in where operators are to round once more."""
+        """Return what passes run in where operators are to round once more."""
         return self._noise.in_passes() if isinstance(self._noise, OperatorNoise) else nullcontext()
 
 
@@ -345,8 +345,8 @@ def _move_gradients(parameters: Mapping[str, nn.Parameter], copies: Mapping[str,
 
 
 def generator_states(device: torch.device) -> list[Tensor]:
-    """The states of the generators that a workload on a device draws from: the processor's, and on CUDA all
-    devices'.
+    """Return the states of the generators that a workload on a device draws from: the processor's, and on
+    CUDA all devices'.
     """
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device.type == "cuda" else ())]
 
@@ -401,8 +401,8 @@ def step_metrics(
     iteration_s: float,
     scaled: tuple[float | None, bool | None] = (None, None),
 ) -> StepMetrics:
-    """A line of metrics.jsonl; `step` counted from 0. `scaled`: the loss scale, and whether the step was
-    skipped.
+    """Return a line of metrics.jsonl; `step` counted from 0. `scaled`: the loss scale, and whether the step
+    was skipped.
     """
     return StepMetrics(
         step=step + 1,
@@ -539,7 +539,7 @@ class Scaling:
         return self._scaler.get_scale()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """A loss times the scale."""
+        """Return a loss times the scale."""
         return self._scaler.scale(loss)
 
     def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:

@@ -61,14 +61,14 @@ class RoundingNoise:
 
 
 def widened(tolerance: float, yardstick: float) -> float:
-    """The tolerance, or what rounding alone explains if that is more, up to `LARGEST_TOLERANCE`."""
+    """Return the tolerance, or what rounding alone explains if that is more, up to `LARGEST_TOLERANCE`."""
     return max(tolerance, min(FACTOR * yardstick, LARGEST_TOLERANCE))
 
 
 def noise_of_gradients(
     noise: RoundingNoise | OperatorNoise | None, dtype: DtypeName | None, precision: Precision
 ) -> RoundingNoise | None:
-    """What is added to gradients before every step.
+    """Return what is added to gradients before every step.
 
     Operators also round inside of themselves, where they sum, and that is not moved. Of a gradient below the
     floor it may be all there is, as of a bias ahead of a norm: in float32 such gradients get noise of the

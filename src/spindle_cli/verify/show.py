@@ -19,7 +19,7 @@ _OWN_BUFFERS = (
 
 
 def render_report(report: VerifyReport) -> RenderableType:
-    """The verdict, a table of the checks, and what failed or was set aside by name."""
+    """Return the verdict, a table of the checks, and what failed or was set aside by name."""
     parts: list[RenderableType] = [_verdict(report), _table(report)]
     for check in report.checks:
         parts.extend(_failures(check))
@@ -78,7 +78,7 @@ def _failures(check: Check) -> list[str]:
 
 
 def _lines(check: Check, differences: Sequence[Difference]) -> list[str]:
-    """The largest, one line for all ranks' copies of a parameter."""
+    """Return the largest, one line for all ranks' copies of a parameter."""
     by_name: dict[str, list[Difference]] = {}
     for failure in differences:
         by_name.setdefault(failure.name, []).append(failure)

@@ -153,7 +153,7 @@ _NO_PLAN: dict[str, Any] = {"metaops": [], "slices": [], "memory": [], "predicte
 
 
 def render_live_page(data: WatchData, report: ReportData | None, timeline: MeasuredIteration | None) -> Page:
-    """The page as it is now; it asks for the rest itself."""
+    """Return the page as it is now; it asks for the rest itself."""
     run = data.run.model_copy(update={"timeline": timeline})
     whole = _NO_PLAN if report is None else report.model_dump(mode="json", by_alias=True)
     watch = data.model_dump(mode="json", by_alias=True)

@@ -65,7 +65,9 @@ class WatchSession:
             return self._look(budget_s)
 
     def page(self) -> tuple[WatchData, ReportData | None, MeasuredIteration | None]:
-        """What a page begins with: the run as it is, the plan as it is drawn, and the run's measured step."""
+        """Return what a page begins with: the run as it is, the plan as it is drawn, and the run's measured
+        step.
+        """
         with self._lock:
             data = self._look(LOOK_S)
             planned = self._planned.value
@@ -190,7 +192,7 @@ Stamp = tuple[int, int, int] | None
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What is another as soon as a file is; None where there is none."""
+    """Return what is another as soon as a file is; None where there is none."""
     try:
         stat = path.stat()
     except OSError:
@@ -250,12 +252,12 @@ class Planned:
 
 
 def request_path(run_dir: Path) -> Path:
-    """What the launcher of node 0 hands to its workers."""
+    """Return what the launcher of node 0 hands to its workers."""
     return workers_dir(run_dir) / "node-0.request.json"
 
 
 def read_request(run_dir: Path) -> RunRequest | None:
-    """The newest launch's request; None where nobody has launched yet.
+    """Return the newest launch's request; None where nobody has launched yet.
 
     Raises:
         InputError: it is malformed.
@@ -265,7 +267,7 @@ def read_request(run_dir: Path) -> RunRequest | None:
 
 
 def read_planned(path: Path | None) -> Planned | None:
-    """A plan as the page shows it; None where it is not known which.
+    """Return a plan as the page shows it; None where it is not known which.
 
     Raises:
         InputError: it cannot be read, or not be drawn.

@@ -112,7 +112,7 @@ _arguments_by_task: WeakKeyDictionary[Task | FlowTask, Arguments] = WeakKeyDicti
 
 
 def arguments_of(task: Task | FlowTask) -> Arguments | None:
-    """What the task's batches were found to be in this process; None: none was read."""
+    """Return what the task's batches were found to be in this process; None: none was read."""
     return _arguments_by_task.get(task)
 
 
@@ -132,7 +132,7 @@ def call_forward(task: Task, fields: Mapping[str, Any], function: Callable[..., 
 
 
 def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
-    """The fields of a batch as the dataset or the task's collate gives it.
+    """Return the fields of a batch as the dataset or the task's collate gives it.
 
     Raises:
         WorkloadError: forward does not take it, or it has another form than batches before.
@@ -150,7 +150,7 @@ def fields_of(task: Task | FlowTask, batch: Any) -> dict[str, Any]:
 
 
 def lengths_of_lists(batch: Any) -> Iterator[int]:
-    """The lengths of all lists and tuples of tensors in a batch, from the outside in."""
+    """Yield the lengths of all lists and tuples of tensors in a batch, from the outside in."""
     parts = _parts(batch)
     if parts is None or _is_object(batch):
         return
@@ -335,8 +335,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:
-    """What a container has, by key, position or attribute; None of anything else, such as a dataclass that
-    holds no tensors.
+    """Return what a container has, by key, position or attribute; None of anything else, such as a dataclass
+    that holds no tensors.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         attributes = _attributes(value)
@@ -364,8 +364,8 @@ def _is_object(value: Any) -> bool:
 
 
 def as_text(value: Any) -> Any:
-    """An entry of an item as torch's default_collate takes it: an object that it does not know as a text, in
-    dicts, lists and tuples too.
+    """Return an entry of an item as torch's default_collate takes it: an object that it does not know as a
+    text, in dicts, lists and tuples too.
     """
     if isinstance(value, dict):
         return {key: as_text(entry) for key, entry in value.items()}

@@ -111,8 +111,8 @@ class Environment(MutableMapping[str, Any]):
 
 
 def fields_of(value: Any) -> MutableMapping[str, Any] | None:
-    """What an object holds by names, in its dict and in the slots of its class, whatever the class does with
-    who asks or sets; None: nothing could be.
+    """Return what an object holds by names, in its dict and in the slots of its class, whatever the class
+    does with who asks or sets; None: nothing could be.
     """
     slots = _slots_of(type(value))
     if slots:
@@ -122,7 +122,9 @@ def fields_of(value: Any) -> MutableMapping[str, Any] | None:
 
 
 def attributes_of(value: Any) -> MutableMapping[str, Any] | None:
-    """The fields of an object; of a module, those that torch has not put there; of os.environ, variables."""
+    """Return the fields of an object; of a module, those that torch has not put there; of os.environ,
+    variables.
+    """
     if value is os.environ:
         return Environment()
     return _Attributes(value) if isinstance(value, nn.Module) else fields_of(value)

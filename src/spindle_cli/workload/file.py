@@ -241,7 +241,7 @@ class TrainSettings(RampSettings):
         return (default,) if self.groups is None else tuple(_choice_of(rule, default) for rule in self.groups)
 
     def schedule_of(self, group: str | None) -> Schedule | None:
-        """What `schedule` says for an optimizer group, by its name; None without one.
+        """Return what `schedule` says for an optimizer group, by its name; None without one.
 
         Raises:
             ValueError: it has a list for the groups that is of another length.
@@ -317,7 +317,7 @@ class TrainSettings(RampSettings):
 
 
 def _choice_of(rule: GroupRule, default: OptimizerChoice) -> OptimizerChoice:
-    """A group's settings: its own, and what it does not say from those of `train`."""
+    """Return a group's settings: its own, and what it does not say from those of `train`."""
     is_other = rule.optimizer is not None and rule.optimizer != default.optimizer
     return OptimizerChoice(
         name=rule.name,

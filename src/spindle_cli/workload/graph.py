@@ -231,7 +231,7 @@ class TaskGraph:
         return shares
 
     def specs_of(self, op: Op) -> list[ValueSpec]:
-        """What an op is given: its fields, then its inputs."""
+        """Return what an op is given: its fields, then its inputs."""
         return [*(self.fields[name] for name in op.fields), *(self.values[name] for name in op.inputs)]
 
 

@@ -39,7 +39,7 @@ class Pattern:
         return self._compiled.fullmatch(name) is not None
 
     def renamed(self, name: str, replacement: str) -> str | None:
-        """The name that `replacement` makes of this one; None where the pattern is not of it.
+        """Return the name that `replacement` makes of this one; None where the pattern is not of it.
 
         In the replacement of a glob the first `*` is what the glob's first stands for, and so on; in that of
         a regular expression `\\1` is what its first group has found.
@@ -54,7 +54,7 @@ class Pattern:
 
 
 def require_pattern(text: str) -> str:
-    """A pattern as it is.
+    """Return a pattern as it is.
 
     Raises:
         ValueError: it is empty, or a regular expression that Python does not take.
@@ -160,7 +160,7 @@ class InitFrom:
     sources: tuple[InitSource, ...] = ()
 
     def place(self, index: int) -> str:
-        """How messages name a source."""
+        """Say how messages name a source."""
         return f"{self.file}: init_from[{index}]"
 
     @property

@@ -74,7 +74,7 @@ class Following:
     forwards_of: str | None = None
 
     def decay_at(self, step: int) -> float:
-        """The decay in a step, counted from 0.
+        """Return the decay in a step, counted from 0.
 
         Raises:
             WorkloadError: the workload's function gives no number from 0 to 1.

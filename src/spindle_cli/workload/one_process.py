@@ -73,8 +73,8 @@ def refuse_call(name: str, place: str | None) -> NoReturn:
 
 
 def collective_of_error(error: BaseException) -> str | None:
-    """The function of torch.distributed that code has called where one raises an error itself; None if what
-    raises is something else.
+    """Return the function of torch.distributed that code has called where one raises an error itself; None if
+    what raises is something else.
     """
     called: str | None = None
     trace = error.__traceback__
@@ -122,7 +122,7 @@ class _Alone:
         return 0
 
     def size(self) -> int:
-        """The size of the group."""
+        """Return the size of the group."""
         return 1
 
 

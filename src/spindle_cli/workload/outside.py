@@ -85,7 +85,7 @@ def noting_outside_reads() -> Iterator[OutsideReads]:
 
 
 def times_of_chance() -> int:
-    """How often who is listened to has asked for the system's random numbers."""
+    """Return how often who is listened to has asked for the system's random numbers."""
     listening = _listening.get()
     return 0 if listening is None else listening.chance
 
@@ -145,7 +145,7 @@ def _moving(name: str, real: Answer, move: Callable[[Any, int], Any]) -> Answer:
 
 
 def _of_time(name: str, real: Answer, place: int) -> Answer:
-    """A function of a time, which is the present one unless it is given at its place."""
+    """Return a function of a time, which is the present one unless it is given at its place."""
 
     def answer(*args: Any) -> Any:
         asker = _asker(name) if len(args) <= place else None

@@ -217,7 +217,7 @@ def generators_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _held_by(module: nn.Module) -> Iterator[torch.Generator]:
-    """The generators in the attributes of a module and its parts."""
+    """Yield the generators in the attributes of a module and its parts."""
     for part in module.modules():
         for name, value in vars(part).items():
             if isinstance(value, torch.Generator):
@@ -297,7 +297,7 @@ class PythonDraws:
         self._before = self._states()
 
     def what(self) -> str | None:
-        """What has drawn since; None: nothing has."""
+        """Return what has drawn since; None: nothing has."""
         pairs = zip(self._states(), self._before, strict=True)
         return next((name for (name, now), (_, before) in pairs if now != before), None)
 
@@ -340,7 +340,7 @@ def _python_generators(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is there by name, and what is in lists, tuples and dicts there."""
+    """Yield what is there by name, and what is in lists, tuples and dicts there."""
     for name, value in held.items():
         yield name, value
         if type(value) in (list, tuple, dict) and len(value) <= _MOST_HELD:

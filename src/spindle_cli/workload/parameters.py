@@ -33,12 +33,12 @@ class ParameterTable:
 
     @classmethod
     def of(cls, graph: WorkloadGraph) -> ParameterTable:
-        """The table of an analysed workload."""
+        """Return the table of an analysed workload."""
         return cls.of_tasks(graph.tasks)
 
     @classmethod
     def of_tasks(cls, tasks: Mapping[str, TaskGraph]) -> ParameterTable:
-        """The table of some traced tasks."""
+        """Return the table of some traced tasks."""
         canonical: dict[int, str] = {}
         names: dict[tuple[str, str], str] = {}
         parameters: dict[str, nn.Parameter] = {}
@@ -76,7 +76,7 @@ class ParameterTable:
         return self.parameters[name].requires_grad
 
     def tensor(self, name: str) -> Tensor:
-        """A parameter or buffer."""
+        """Return a parameter or buffer."""
         return self.parameters[name] if name in self.parameters else self.buffers[name]
 
     def num_bytes(self, name: str) -> int:

@@ -39,13 +39,13 @@ class Frame:
 
 
 def refusal(task: str, what: str, place: str | None, hint: str | None = None) -> WorkloadError:
-    """A `WorkloadError` that names the task and the place in the user's code."""
+    """Return a `WorkloadError` that names the task and the place in the user's code."""
     where = f"{place}: " if place else ""
     return WorkloadError(f"{where}task {task!r}: {what}", hint=hint)
 
 
 def sparse_gradient(task: str, parameter: str) -> WorkloadError:
-    """The refusal of a parameter whose gradient has some rows alone."""
+    """Return the refusal of a parameter whose gradient has some rows alone."""
     return WorkloadError(
         f"task {task!r}: the gradient of {parameter!r} is sparse (sparse=True), and gradients are summed "
         "dense",
@@ -65,7 +65,7 @@ def is_file_of_the_user(file: str) -> bool:
 
 
 def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
-    """The frames that an exception came through, the innermost last."""
+    """Return the frames that an exception came through, the innermost last."""
     frames: list[Frame] = []
     trace = error.__traceback__
     while trace is not None:
@@ -75,7 +75,7 @@ def frames_of_error(error: BaseException) -> tuple[Frame, ...]:
 
 
 def frames_of_caller() -> tuple[Frame, ...]:
-    """The frames on the present stack, inside the analysis, the innermost last."""
+    """Return the frames on the present stack, inside the analysis, the innermost last."""
     frames: list[Frame] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _ENTRY:
@@ -108,8 +108,8 @@ def place_inside() -> str | None:
 
 
 def _frames_inside(frame: FrameType | None) -> Iterable[tuple[str, int]]:
-    """The frames from the innermost that is not ours to the next of ours, without those by which calls to
-    torch go through this package.
+    """Yield the frames from the innermost that is not ours to the next of ours, without those by which calls
+    to torch go through this package.
     """
     is_first = True
     while frame is not None:
@@ -146,7 +146,7 @@ def place_of(file: str, line: int) -> str:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The first frame of the user's own; failing that, of an installed library that is not torch."""
+    """Return the first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
         origin, name = _origin(file)

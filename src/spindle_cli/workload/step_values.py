@@ -70,7 +70,7 @@ class Place:
 
 
 def find_places(path: str, root: nn.Module, where: str) -> tuple[Place, ...]:
-    """The places that a path names.
+    """Return the places that a path names.
 
     Args:
         root: of the task.
@@ -96,13 +96,13 @@ def find_places(path: str, root: nn.Module, where: str) -> tuple[Place, ...]:
 
 
 def arguments_of_step(root: nn.Module) -> Mapping[str, Any]:
-    """What forward of a task's module is given beside its fields: numbers of the step, by name."""
+    """Return what forward of a task's module is given beside its fields: numbers of the step, by name."""
     arguments: Mapping[str, Any] = vars(root).get(_ARGUMENTS, {})
     return arguments
 
 
 def _argument(name: str, root: nn.Module, where: str) -> Place:
-    """An argument of forward, which has its default at first."""
+    """Return an argument of forward, which has its default at first."""
     default = _parameters(root)[name].default
     if not is_number(default):
         raise WorkloadError(
@@ -224,7 +224,7 @@ class StepValue:
         return is_number(self.schedule)
 
     def at(self, step: int) -> float:
-        """The number of a step counted from 0; of what callbacks set, the first one.
+        """Return the number of a step counted from 0; of what callbacks set, the first one.
 
         Raises:
             WorkloadError: the user's function fails, or gives something else than a finite number.
@@ -259,7 +259,7 @@ class StepValue:
 
 
 def number_of(value: StepValue) -> float:
-    """What a node of a trace asks."""
+    """Return what a node of a trace asks."""
     return value.now
 
 
@@ -303,7 +303,7 @@ class StepValues:
         return bool(self.by_name)
 
     def at(self, step: int) -> dict[str, float]:
-        """The numbers of a step counted from 0; of those that callbacks set, what they are now."""
+        """Return the numbers of a step counted from 0; of those that callbacks set, what they are now."""
         return {
             name: value.now if value.is_set_by_callbacks else value.at(step)
             for name, value in self.by_name.items()
@@ -339,7 +339,9 @@ class StepValues:
                 value.put(value.now)
 
     def traced(self, tracer: fx.Tracer, root: nn.Module) -> TracedValues:
-        """What stands in the places while a root is traced; operators' own, too, as others may read them."""
+        """Return what stands in the places while a root is traced; operators' own, too, as others may read
+        them.
+        """
         return TracedValues(
             tracer,
             [
@@ -456,7 +458,7 @@ def _is_point(value: Any) -> bool:
 
 
 def _held(made: StepValue, number: int, workload: Workload) -> StepValue:
-    """The step value that the roots of all traces hold: that of before, if it is the same."""
+    """Return the step value that the roots of all traces hold: that of before, if it is the same."""
     roots = [task.module for task in workload.all_tasks if not isinstance(task, FlowTask)]
     name = f"{HELD_AS}{number}"
     for root in roots:
@@ -509,7 +511,7 @@ class WatchedNumber(float):
 
 
 def decides(name: str, place: str | None) -> WorkloadError:
-    """The refusal of code that decides by a step value."""
+    """Return the refusal of code that decides by a step value."""
     where = f"{place}: " if place else ""
     return WorkloadError(
         f"{where}forward decides by {name}, a value that changes between steps, and is only known for the "

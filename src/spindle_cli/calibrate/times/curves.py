@@ -25,7 +25,7 @@ from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareT
 
 
 def calibrated_metaops(profile: Profile, measured: Points) -> tuple[MetaOpProfile, ...]:
-    """All MetaOps of a profile of one type of device with their curves corrected.
+    """Return all MetaOps of a profile of one type of device with their curves corrected.
 
     A point that ran takes what was measured. Another one is scaled: as the point of a MetaOp of the same
     kind that ran on the same share of a batch; else as its own MetaOp's neighbouring points that ran, between
@@ -58,8 +58,8 @@ def calibrated_metaops(profile: Profile, measured: Points) -> tuple[MetaOpProfil
 
 
 def neighbours(factors: Mapping[tuple[Fraction | int, int], Factor], point: CurvePoint) -> Factor | None:
-    """The factor of the points that ran next to one that did not: of its own degree of tensor parallelism
-    where there are any; None where its MetaOp did not run at all.
+    """Return the factor of the points that ran next to one that did not: of its own degree of tensor
+    parallelism where there are any; None where its MetaOp did not run at all.
     """
     same = {ways * tp: [factor] for (ways, tp), factor in factors.items() if tp == point.tp}
     if not same:
@@ -112,7 +112,7 @@ def _scaled(point: CurvePoint, factor: Factor) -> CurvePoint:
 
 
 def _times(point: CurvePoint, times: OpTimes) -> dict[str, float]:
-    """The seconds that differ from a point's; its own collectives take no more than all of it."""
+    """Return the seconds that differ from a point's; its own collectives take no more than all of it."""
     pairs = {
         "forward_s": (point.forward_s, times.forward_s),
         "backward_s": (point.backward_s, times.backward_s),
@@ -162,9 +162,9 @@ _BySamples = dict[Fraction, _ShareFactor]  # of one degree of tensor parallelism
 def calibrated_shares(
     metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: Ran, equal_ops: OfEqualOps
 ) -> tuple[ShareTime, ...]:
-    """A MetaOp's shares, of one type of device. Those that the curve has are as it has them; those that ran,
-    as measured, and are among them from now on where they lie between two; others go with equal ops on the
-    same share, else with the nearest share, of the same `tp`, of the curve or that ran.
+    """Return a MetaOp's shares, of one type of device. Those that the curve has are as it has them; those
+    that ran, as measured, and are among them from now on where they lie between two; others go with equal ops
+    on the same share, else with the nearest share, of the same `tp`, of the curve or that ran.
 
     Args:
         curve: its points now, in the old ones' order.

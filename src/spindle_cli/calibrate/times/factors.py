@@ -22,7 +22,7 @@ class Factor:
     backward: float
 
     def of(self, before: CurvePoint | ShareTime) -> OpTimes:
-        """What the op of a point or share takes then."""
+        """Return what the op of a point or share takes then."""
         return OpTimes(before.forward_s * self.forward, before.backward_s * self.backward)
 
 
@@ -38,7 +38,7 @@ def factor_of(before: CurvePoint | ShareTime | OpTimes, measured: Measured) -> F
 
 
 def mean(factors: Iterable[Factor]) -> Factor:
-    """The mean of factors, for each pass."""
+    """Return the mean of factors, for each pass."""
     listed = list(factors)
     return Factor(fmean(factor.forward for factor in listed), fmean(factor.backward for factor in listed))
 
@@ -57,7 +57,7 @@ Kind = tuple[str, int, float | None]
 
 
 def kind_of(metaop: MetaOpProfile) -> Kind | None:
-    """What ops of a MetaOp do, so that equal ones are told; None where nothing says it."""
+    """Return what ops of a MetaOp do, so that equal ones are told; None where nothing says it."""
     if metaop.op_kind is None:
         return None
     flops = metaop.flops_per_op

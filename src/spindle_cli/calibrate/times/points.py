@@ -57,8 +57,8 @@ Points = Mapping[Allocation, Measured]  # of one type of device
 
 
 def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> Mapping[str, Points]:
-    """What a run says of the times of a profile's shares, by its types of device. Slices that took no time (a
-    clock too coarse for them) say nothing.
+    """Return what a run says of the times of a profile's shares, by its types of device. Slices that took no
+    time (a clock too coarse for them) say nothing.
 
     Args:
         stretches: of each slice, see `Beside.stretches`.
@@ -93,16 +93,17 @@ class _Timed(NamedTuple):
 
 
 def _of_run(timed_shares: Sequence[tuple[_Timed, Measured]]) -> Measured:
-    """What a run says of a share: by the slices that it decides, where there are any, so that these are
-    predicted as they were.
+    """Return what a run says of a share: by the slices that it decides, where there are any, so that these
+    are predicted as they were.
     """
     deciding = [measured for timed, measured in timed_shares if timed.decides]
     return together(deciding or [measured for _, measured in timed_shares])
 
 
 def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_Timed]:
-    """The shares of a slice that were timed, on which type, and for how long. Among those that are alike, as
-    large and on the same type, it is the first one, with what the slowest took: the slice waits for it.
+    """Yield the shares of a slice that were timed, on which type, and for how long. Among those that are
+    alike, as large and on the same type, it is the first one, with what the slowest took: the slice waits for
+    it.
 
     On one type a plan says of a slice what its largest share takes: that has what the slowest device took. A
     smaller one says nothing where the profile knows nothing of it, or where it waits for larger ones inside.
@@ -124,7 +125,7 @@ def _shares_that_ran(run: Run, index: int, metaop: MetaOpProfile) -> Iterator[_T
 
 
 def _alike(slice_: Slice, metaop: MetaOpProfile, cluster: Cluster) -> dict[tuple[str, float], list[int]]:
-    """A slice's shares by the type of their devices and their samples."""
+    """Return a slice's shares by the type of their devices and their samples."""
     samples_by_share: Sequence[float] = (
         sizes(slice_) or (metaop.batch_size / slice_.shares_of_batch,) * slice_.dp
     )
@@ -170,7 +171,7 @@ def together(measurements: Sequence[Measured]) -> Measured:
 
 
 def all_runs(runs: Iterable[Points]) -> dict[Allocation, Measured]:
-    """What several runs say together, each by its number of steps."""
+    """Return what several runs say together, each by its number of steps."""
     by_allocation: dict[Allocation, list[Measured]] = {}
     for points in runs:
         for key, measured in points.items():
@@ -181,7 +182,7 @@ def all_runs(runs: Iterable[Points]) -> dict[Allocation, Measured]:
 
 
 def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes:
-    """What one type's curve, or its shares, say of a share that ran; one of them has it."""
+    """Return what one type's curve, or its shares, say of a share that ran; one of them has it."""
     for point in metaop.curve:
         if (point.dp, point.tp) == (ways, tp):
             return OpTimes(point.forward_s, point.backward_s)
@@ -193,8 +194,8 @@ def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes
 def _own_times(
     op: OpTimes, run: Run, slice_: Slice, share: int, metaop: MetaOpProfile, beyond: BeyondCurve
 ) -> OpTimes:
-    """What the curve should say where one op of a slice took `op` on a share. What gathers of shared-out
-    parameters take longer than what they hide behind is as the profile's curve has it.
+    """Return what the curve should say where one op of a slice took `op` on a share. What gathers of
+    shared-out parameters take longer than what they hide behind is as the profile's curve has it.
     """
     profiled = times_of_share(metaop, slice_, share, run.plan.cluster)
     assert profiled is not None, "`require_belongs` has seen to it"

@@ -199,8 +199,8 @@ class OpShares:
     def _part_of(
         self, split: LayerSplit, group: InTurn, member: int
     ) -> tuple[PartialOp, dict[str, nn.Parameter]]:
-        """A device's part of the op, with leaves of its own where it has parts; and what it finds gradients
-        of.
+        """Return a device's part of the op, with leaves of its own where it has parts; and what it finds
+        gradients of.
         """
         views: dict[str, View] = {}
         view_by_use: dict[tuple[int, bool, bool], View] = {}
@@ -222,7 +222,7 @@ class OpShares:
         return PartialOp(self._module, views, region_of(self._module, split, group)), wanted
 
     def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
-        """A device's part of the op, with leaves of its own."""
+        """Return a device's part of the op, with leaves of its own."""
         views: dict[str, View] = {}
         view_by_id: dict[int, View] = {}
         for name, whole in module.named_parameters(remove_duplicate=False):
@@ -256,7 +256,7 @@ class OpShares:
         return NoRandomness() if self._draws else nullcontext()
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
-        """The gradients that the samples from `first` to `last` start from; for copies without a batch
+        """Return the gradients that the samples from `first` to `last` start from; for copies without a batch
         dimension, those of the first share alone.
         """
         seeds: dict[str, Tensor] = {}
@@ -352,7 +352,7 @@ def _rows(tensor: Tensor, spec: ValueSpec, first: int, last: int) -> Tensor:
 
 
 def largest_difference(whole: Run, shares: Run) -> tuple[str, float]:
-    """What differs most, and by how much of its largest element; infinite where shapes do."""
+    """Return what differs most, and by how much of its largest element; infinite where shapes do."""
     scale = max((float(g.abs().max()) for g in whole.gradients.values() if g.numel()), default=0.0)
     differences: list[tuple[float, str]] = []
     kinds = (
@@ -395,7 +395,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """What failed, in a line."""
+    """Return what failed, in a line."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 

@@ -80,7 +80,7 @@ class InTurn(TensorGroup):
         return torch.split(whole, list(cut_sizes), cut_dim)[self.member]
 
     def run(self, shares: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """What all shares give, of one pass.
+        """Return what all shares give, of one pass.
 
         Raises:
             RuntimeError: some take a sum that others do not, or of another size.

@@ -72,8 +72,8 @@ class Matrices:
     def of_ops(
         self, task: str, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
     ) -> tuple[Matrix, ...]:
-        """The matrices of a MetaOp's ops, counted from its first. `split_of`: how tensor parallelism splits
-        an op.
+        """Return the matrices of a MetaOp's ops, counted from its first. `split_of`: how tensor parallelism
+        splits an op.
         """
         matrices = []
         for position, op in enumerate(ops):
@@ -89,7 +89,7 @@ _UseOf = tuple[str, Op, str, "_Use | None"]
 
 
 def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_UseOf]]:
-    """The uses of every trained matrix, by canonical name."""
+    """Return the uses of every trained matrix, by canonical name."""
     uses: dict[str, list[_UseOf]] = {
         name: []
         for name, parameter in table.parameters.items()
@@ -112,7 +112,7 @@ def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_Us
 
 
 def _alike(name: str, uses: Sequence[_UseOf], width: int, cast_width: int) -> list[Matrix]:
-    """The uses of a matrix, if all are in one way."""
+    """Return the uses of a matrix, if all are in one way."""
     known_uses = [(op, use) for _, op, _, use in uses if use is not None]
     if len(known_uses) < len(uses) or len({use.way for _, use in known_uses}) != 1:
         return []

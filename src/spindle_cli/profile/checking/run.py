@@ -90,7 +90,7 @@ def check_numbers(
 
 
 def _with_shortest(planned: TaskCheck, short: TaskCheck) -> TaskCheck:
-    """What was found at the planned length and at the shortest."""
+    """Return what was found at the planned length and at the shortest."""
     whole = {name: f"for the shortest batches: {why}" for name, why in short.whole.items()} | planned.whole
     return planned.model_copy(
         update={
@@ -113,7 +113,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def with_whole(graph: WorkloadGraph, check: NumericCheck) -> WorkloadGraph:
-    """The graph with all MetaOps that the check has found to differ coupled; its fingerprint stays."""
+    """Return the graph with all MetaOps that the check has found to differ coupled; its fingerprint stays."""
     whole = {name for task in check.tasks for name in task.whole}
     metaops = tuple(
         replace(metaop, coupled=True) if metaop.name in whole else metaop for metaop in graph.metaops

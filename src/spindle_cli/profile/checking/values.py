@@ -38,7 +38,7 @@ def choose_samples(task: TaskGraph, seed: int) -> dict[str, Tensor]:
 
 
 def _counts(batch: Mapping[str, Tensor], count: int) -> Tensor:
-    """How many entries of whole numbers and booleans count in each sample, all fields together."""
+    """Return how many entries of whole numbers and booleans count in each sample, all fields together."""
     total = torch.zeros(count, dtype=torch.long)
     for field in batch.values():
         if not field.is_floating_point() and not field.is_complex():
@@ -161,7 +161,7 @@ class Values:
                     yield module, name, parameter, by_id[id(parameter)]
 
     def buffers(self) -> dict[str, Tensor]:
-        """What the modules hold now."""
+        """Return what the modules hold now."""
         return {name: self._root.get_buffer(name) for name in self._buffers}
 
     def start_anew(self) -> None:
@@ -180,7 +180,7 @@ class Values:
             kept.data.copy_(values)
 
     def _owners(self) -> list[nn.Module]:
-        """The modules that hold the buffers."""
+        """Return the modules that hold the buffers."""
         names = dict.fromkeys(name.rpartition(".")[0] for name in self._buffers)
         return [self._root.get_submodule(name) for name in names]
 

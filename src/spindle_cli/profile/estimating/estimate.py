@@ -50,12 +50,12 @@ class EstimateSettings:
     degrees: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, Any]:
-        """What the times rest on, for the profile."""
+        """Return what the times rest on, for the profile."""
         return {"model": "roofline", "precision": self.precision}
 
 
 def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -> Profile:
-    """The profile of a workload for a listed device, every point 'estimated'.
+    """Return the profile of a workload for a listed device, every point 'estimated'.
 
     The work of each op comes from running it on tensors without data, its time from a roofline
     (`roofline.py`). With data parallelism alone an op communicates nothing but statistics of batch norms, so
@@ -106,7 +106,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
 def _count_all(
     analysed: Analysed, table: JobTable, settings: EstimateSettings, degree: int
 ) -> Iterator[tuple[Job, Work, ShareMemory | None]]:
-    """The work of every job, of those that it can be done for under tensor parallelism of this degree.
+    """Yield the work of every job, of those that it can be done for under tensor parallelism of this degree.
 
     Of an op's shares the smallest and largest are counted, those between follow; memory is looked at for
     these two alone.
@@ -154,7 +154,9 @@ def _count_all(
 
 
 def _share_again(work: Work, settings: EstimateSettings) -> float:
-    """The share of an op's forward pass that runs again where all but what takes longest is recomputed."""
+    """Return the share of an op's forward pass that runs again where all but what takes longest is
+    recomputed.
+    """
     again_s, forward_s = (
         kernels_s(kernels, settings.device, settings.precision) for kernels in (work.again, work.forward)
     )
@@ -197,7 +199,7 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
 
 
 def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:
-    """What values are sent in: under autocast as they are without it."""
+    """Return what values are sent in: under autocast as they are without it."""
     return "float32" if train.autocast is not None else settings.precision
 
 

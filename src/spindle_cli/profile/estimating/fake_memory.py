@@ -106,7 +106,7 @@ def _memory(
 
 
 def _with_selective(memory: ShareMemory, in_part: Callable[[], ShareMemory], again: float) -> ShareMemory:
-    """What an op takes, with what is kept where it is recomputed in part, if that saves enough."""
+    """Return what an op takes, with what is kept where it is recomputed in part, if that saves enough."""
     try:
         kept_bytes = in_part().kept_bytes
     except RuntimeError:  # it changes in place what would be kept, or asks for gradients itself

@@ -35,7 +35,8 @@ _NO_LINK = Link(latency_us=0, bandwidth_gb_per_s=1)
 
 
 def this_machine(profile: Profile) -> Cluster:
-    """The node that a profile was measured on as a cluster of one node, with the link that was measured.
+    """Return the node that a profile was measured on as a cluster of one node, with the link that was
+    measured.
 
     Two processes or more have to have been measured: one has no link.
     """
@@ -44,7 +45,7 @@ def this_machine(profile: Profile) -> Cluster:
 
 
 def one_node(device: Device, devices: int, link: Link) -> Cluster:
-    """A cluster of one node of `devices` devices like `device`, and the link between two of them."""
+    """Return a cluster of one node of `devices` devices like `device`, and the link between two of them."""
     name = cluster_device_name(device)
     node = NodeGroup(devices=devices, device=name, memory_gib=round(device.memory_bytes / GIB, 2))
     return Cluster(name=f"{name}-{devices}", nodes=(node,), links=Links(intra_node=link, inter_node=link))
@@ -62,13 +63,13 @@ def write_cluster(path: Path, profile: Profile) -> None:
 
 
 def cluster_text(cluster: Cluster, head: str) -> str:
-    """A cluster file's text, with a line of comment before."""
+    """Return a cluster file's text, with a line of comment before."""
     data = cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
     return f"# {head}\n{yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)}"
 
 
 def machine_text(num_devices: int | None) -> str:
-    """A cluster file of this machine: its GPUs, or as many processes as it has cores.
+    """Return a cluster file of this machine: its GPUs, or as many processes as it has cores.
 
     Raises:
         UsageError: there are fewer GPUs than `num_devices`.

@@ -63,7 +63,7 @@ _DEVICE_S_PER_KERNEL = 1.5e-6
 # 769-798 of 989 TFLOP/s; best memory share: a copy on an H200 measured 4,300 of 4,800 GB/s. Multiprocessors:
 # 108 (A100), 132 (H100, H200).
 def _gpu(name: str, memory_bytes: int, bytes_per_s: float, multiprocessors: int) -> DevicePeak:
-    """A GPU; one of which no kernels have been looked at is taken to reach what the others do."""
+    """Return a GPU; one of which no kernels have been looked at is taken to reach what the others do."""
     return DevicePeak(
         name=name,
         flops_per_s=dict(PEAK_FLOPS_PER_S[name.partition("-")[0]]),
@@ -127,12 +127,12 @@ _BY_NAME: dict[str, DevicePeak] = {
 
 
 def listed_devices() -> tuple[str, ...]:
-    """Every name that `device_peak` knows."""
+    """Return every name that `device_peak` knows."""
     return tuple(_BY_NAME)
 
 
 def cluster_device_name(device: Device) -> str:
-    """What a cluster file calls a profile's device: 'NVIDIA H200' -> 'h200-141gb'.
+    """Return what a cluster file calls a profile's device: 'NVIDIA H200' -> 'h200-141gb'.
 
     An unlisted one, or one with another memory than the listed, goes by its own name.
     """
@@ -172,7 +172,7 @@ def _words(name: str) -> list[str]:
 
 
 def device_peak(name: str) -> DevicePeak:
-    """The peaks of a listed device, by the name that cluster files give it.
+    """Return the peaks of a listed device, by the name that cluster files give it.
 
     Raises:
         InputError: not listed.

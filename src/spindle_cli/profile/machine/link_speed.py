@@ -67,7 +67,7 @@ class OneWay:
 
 
 def as_measured(smallest: OneWay, larger: Mapping[int, OneWay]) -> MeasuredLink:
-    """A link from the times of an empty message and, by float32 elements, of larger ones (ascending).
+    """Return a link from the times of an empty message and, by float32 elements, of larger ones (ascending).
 
     Where noise makes a larger message faster than a smaller one, both get their mean. The processor's time
     of a byte is that of the largest message, less what the smallest takes.
@@ -90,8 +90,9 @@ def as_measured(smallest: OneWay, larger: Mapping[int, OneWay]) -> MeasuredLink:
 
 
 def _one_way(rank: int, elements: int, device: torch.device, size_s: float = _SECONDS_PER_SIZE) -> OneWay:
-    """A message of `elements` float32: the median of its seconds, and the processor time of one end of it
-    (of CPUs, where that is a device's own time); both are the same on both ends. Each takes about `size_s`.
+    """Time a message of `elements` float32: the median of its seconds, and the processor time of one end of
+    it (of CPUs, where that is a device's own time); both are the same on both ends. Each takes about
+    `size_s`.
     """
     message = torch.ones(elements, device=device)
     rounds = torch.zeros(1, device=device)
@@ -117,7 +118,7 @@ def _one_way(rank: int, elements: int, device: torch.device, size_s: float = _SE
 
 
 def _rounds(size_s: float, one_s: float) -> int:
-    """How many rounds of so many seconds each are made in `size_s`."""
+    """Return how many rounds of so many seconds each are made in `size_s`."""
     return int(min(max(size_s / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
 
 
@@ -184,7 +185,7 @@ def compute_beside(values: Sequence[torch.Tensor], is_over: Callable[[], bool]) 
 
 
 def as_link(measured: MeasuredLink) -> Link:
-    """A measured link as a cluster file states it, in four digits."""
+    """Return a measured link as a cluster file states it, in four digits."""
     return Link(
         latency_us=_four_digits(measured.latency_s / US),
         bandwidth_gb_per_s=_four_digits(measured.points[-1][1] / GB),

@@ -26,7 +26,8 @@ def own_cores() -> frozenset[int]:
 
 
 def device_of_type(name: str | None) -> DeviceType:
-    """The kind of device to measure on: of the cluster's device type `name`, or the best there is for None.
+    """Return the kind of device to measure on: of the cluster's device type `name`, or the best there is for
+    None.
 
     Raises:
         UsageError: the cluster's devices are not of a kind that is here.
@@ -44,7 +45,9 @@ def device_of_type(name: str | None) -> DeviceType:
 
 
 def describe_device(kind: DeviceType, processes: int, called: str | None = None) -> Device:
-    """What each of `processes` processes of this machine has: a GPU or its part of one, or of the host."""
+    """Return what each of `processes` processes of this machine has: a GPU or its part of one, or of the
+    host.
+    """
     if kind == "cpu":
         memory_bytes = psutil.virtual_memory().total // processes
         return Device(type=called or CPU, name=cpu_model(), memory_bytes=memory_bytes)

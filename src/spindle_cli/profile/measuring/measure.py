@@ -128,7 +128,7 @@ def _assembled(
     noise: Noise,
     device: Device,
 ) -> Profile:
-    """The profile of what was measured."""
+    """Return the profile of what was measured."""
     graph, loaded = analysed.graph, analysed.loaded
     times = Times(
         by_key=kept.timings,
@@ -204,7 +204,7 @@ class _Measuring:
         self._measured_again = 0
 
     def noise(self) -> Noise:
-        """How noisy all measurements were that there are now."""
+        """Return how noisy all measurements were that there are now."""
         return noise_of(self._others_share, self._kept.timings.values(), self._measured_again)
 
     def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
@@ -265,7 +265,7 @@ class _Measuring:
 
 
 def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:
-    """The timings of the ops that are split so many ways, by the key of the whole op."""
+    """Return the timings of the ops that are split so many ways, by the key of the whole op."""
     return {
         table.key(job.op, job.rows): timings[job.key]
         for job in table.jobs

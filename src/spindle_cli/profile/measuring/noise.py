@@ -32,8 +32,8 @@ class Work:
 
 
 def work_so_far(at_s: float, processes: Iterable[int]) -> Work:
-    """What the cores that this process may use have done, and what these processes of it have (by their ids),
-    itself included.
+    """Return what the cores that this process may use have done, and what these processes of it have (by
+    their ids), itself included.
     """
     cores = own_cores()
     every = psutil.cpu_times(percpu=True)
@@ -59,7 +59,7 @@ def taken_by_others(before: Work, after: Work, num_cores: int) -> float:
 
 
 def noise_of(others_share: float, timings: Iterable[OpTiming], measured_again: int) -> Noise:
-    """What is to be said of some measurements."""
+    """Return what is to be said of the noise of some measurements."""
     spreads = [timing.slowest[-1].spread or 0.0 for timing in timings]
     return Noise(
         others_share=round(others_share, 4),
@@ -80,7 +80,7 @@ def is_unsteady(timing: OpTiming) -> bool:
 
 
 def complaints(noise: Noise, most_share: float, most_spread: float) -> list[str]:
-    """What is beyond these bounds, for people."""
+    """Return what is beyond these bounds, for people."""
     lines = []
     if noise.others_share > most_share:
         lines.append(f"other processes took {noise.others_share:.0%} of the cores' time")
@@ -92,7 +92,7 @@ def complaints(noise: Noise, most_share: float, most_spread: float) -> list[str]
 
 
 def warning(noise: Noise) -> str | None:
-    """What to say of a noisy profile; None of a quiet one."""
+    """Return what to say of a noisy profile; None of a quiet one."""
     lines = complaints(noise, NOTED_SHARE, NOTED_SPREAD)
     return f"measured while the machine was busy: {', and '.join(lines)}" if lines else None
 

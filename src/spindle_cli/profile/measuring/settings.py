@@ -55,7 +55,7 @@ class MeasureSettings:
     called: str | None = None
 
     def environment(self) -> dict[str, Any]:
-        """What the times depend on besides the workload, for the profile."""
+        """Return what the times depend on besides the workload, for the profile."""
         environment: dict[str, Any] = {
             "torch": torch.__version__,
             "threads_per_process": self.threads,

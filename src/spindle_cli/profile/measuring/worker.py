@@ -311,7 +311,7 @@ def _same_gradients(first: OpRun, second: OpRun) -> bool:
 
 
 def _gradients(run: OpRun) -> Sequence[Tensor]:
-    """The gradients of a run's parameters and inputs, and what it gives."""
+    """Return the gradients of a run's parameters and inputs, and what it gives."""
     devices = [tensor.device for tensor in run.inputs if tensor.is_cuda][:1]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)

@@ -50,7 +50,7 @@ _OF_ENVIRONMENT = ("precision", "compile", "float32_matmul")
 
 
 def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
-    """A profile with the curves of all, the first one's `device` first.
+    """Return a profile with the curves of all, the first one's `device` first.
 
     What ops hold is the most that any of them says, what the update and a processor's other work take the
     longest; measurements to be reused, and runs that times were corrected by, are left out. What tensor
@@ -200,7 +200,7 @@ def _merged(metaop: MetaOpProfile, parts: Sequence[tuple[Profile, Device, str]])
 
 
 def _named(entries: Iterable[OfDevice], profile: Profile, device: Device, name: str) -> list[OfDevice]:
-    """The entries of one device of a profile, which then name it."""
+    """Return the entries of one device of a profile, which then name it."""
     of_device = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
     return [entry.model_copy(update={"device": name}) for entry in of_device]
 

@@ -13,7 +13,7 @@ from spindle_cli.profile.types import Device, MetaOpProfile, Profile
 
 
 def devices_of(profile: Profile) -> tuple[Device, ...]:
-    """The types of device that a profile has curves of, `device` first."""
+    """Return the types of device that a profile has curves of, `device` first."""
     return profile.devices or (profile.device,)
 
 
@@ -23,7 +23,7 @@ def is_known_as(device: Device, name: str) -> bool:
 
 
 def type_in(profile: Profile, name: str) -> str:
-    """What a profile calls the type that a cluster calls `name`.
+    """Return what a profile calls the type that a cluster calls `name`.
 
     Raises:
         InputError: it has no curves of it.
@@ -32,7 +32,7 @@ def type_in(profile: Profile, name: str) -> str:
 
 
 def of_types(profile: Profile) -> dict[str, Profile]:
-    """A profile apart, by its types of device: the entries of one type alone each, which name none."""
+    """Return a profile apart, by its types of device: the entries of one type alone each, which name none."""
     if not profile.devices:
         return {profile.device.type: profile}
     return {
@@ -52,7 +52,7 @@ def of_types(profile: Profile) -> dict[str, Profile]:
 
 
 def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> tuple[MetaOpProfile, ...]:
-    """The MetaOps of a profile with other entries for each type of device, which name it as they did.
+    """Return the MetaOps of a profile with other entries for each type of device, which name it as they did.
 
     Args:
         parts: by type, the MetaOps with entries that name none: those that `of_types` has with other times,
@@ -91,8 +91,8 @@ def _place(entry: CurvePoint | ShareTime) -> tuple[int, int]:
 
 
 def seen_on(profile: Profile, cluster: Cluster) -> Profile:
-    """The profile as a cluster's types of device see it: of one type alone, its entries, which name none; of
-    several, those of all, which name the types as the cluster does.
+    """Return the profile as a cluster's types of device see it: of one type alone, its entries, which name
+    none; of several, those of all, which name the types as the cluster does.
 
     Raises:
         InputError: it has no curves of one of the types, or no allocation of a MetaOp there.
@@ -111,7 +111,7 @@ def seen_on(profile: Profile, cluster: Cluster) -> Profile:
 
 
 def _known_as(profile: Profile, name: str) -> Device:
-    """The profile's device that a cluster file calls so."""
+    """Return the profile's device that a cluster file calls so."""
     devices = devices_of(profile)
     for device in devices:
         if is_known_as(device, name):
@@ -146,6 +146,6 @@ def _seen(
 def _entries_of(
     entries: Sequence[OfDevice], profile: Profile, device: Device, said: str | None
 ) -> list[OfDevice]:
-    """The entries of one type of device, which they then call `said`."""
+    """Return the entries of one type of device, which they then call `said`."""
     of_device = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
     return [entry.model_copy(update={"device": said}) for entry in of_device]

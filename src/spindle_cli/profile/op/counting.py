@@ -104,7 +104,7 @@ def count_work(
     sums_shares: bool = False,
     loss_chunks: LossChunks = 1,
 ) -> Work:
-    """The work of one op on `rows` samples of its task, forward and backward.
+    """Return the work of one op on `rows` samples of its task, forward and backward.
 
     Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
     `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`; with
@@ -231,7 +231,7 @@ class _FakeOp:
         return self.positions.inputs
 
     def given(self) -> tuple[Any, ...]:
-        """All that it is called with."""
+        """Return all that it is called with."""
         return (*self.positions.given(self.inputs), *self.more)
 
 
@@ -276,7 +276,7 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return tuple(self._again)
 
     def take(self) -> tuple[Kernel, ...]:
-        """The kernels since the last call."""
+        """Return the kernels since the last call."""
         kernels, self._kernels = tuple(self._kernels), []
         return kernels
 
@@ -317,7 +317,8 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 def _parameter_kernels(
     state: Sequence[Tensor], itemsize: Callable[[torch.dtype], int]
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """What training does to each parameter whatever the batch: before the forward pass, after the backward.
+    """Return what training does to each parameter whatever the batch: before the forward pass, after the
+    backward.
 
     A parameter wider than the arithmetic is cast to it (autocast), and its gradient cast back; gradients are
     added to those that are there already.
@@ -395,7 +396,7 @@ class OpTensors:
         return nullcontext() if self.is_real else fake_mode()
 
     def state(self, module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
-        """The parameters and buffers of the op's module, or one device's part of them."""
+        """Return the parameters and buffers of the op's module, or one device's part of them."""
         state = fake_state(module, split)
         if self.is_real:
             made = {id(tensor): _drawn(tensor, tensor.requires_grad) for tensor in state.values()}

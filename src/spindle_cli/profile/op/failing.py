@@ -69,7 +69,7 @@ def _told_by(told: Callable[[Exception], WorkloadError]) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The class of an error, and the first line of what it says."""
+    """Return the class of an error, and the first line of what it says."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}"
 
@@ -81,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _of_other_numbers(task: TaskGraph, op: Op) -> str | None:
-    """What to do about fields in other floating-point numbers than the op's parameters."""
+    """Return what to do about fields in other floating-point numbers than the op's parameters."""
     parameter_dtypes = {parameter.dtype for parameter in op_module(task, op).parameters()}
     fields = [task.fields[name] for name in op.fields]
     others = [

@@ -42,8 +42,8 @@ class ChainInputs:
         self._values: dict[str, Tensor] = {}
 
     def take(self, ref: OpRef, rows: int) -> tuple[Tensor, ...]:
-        """The op's inputs, fields first, for the first `rows` samples: storages of their own, requiring
-        gradients as in training.
+        """Return the op's inputs, fields first, for the first `rows` samples: storages of their own,
+        requiring gradients as in training.
 
         Raises:
             WorkloadError: the task's dataset is too small or its items cannot be collated.
@@ -58,7 +58,7 @@ class ChainInputs:
         return tuple(_share(self._values[name], spec, rows) for name, spec in zip(names, specs, strict=True))
 
     def _run(self, task: TaskGraph) -> dict[str, Tensor]:
-        """Every value that a wanted op of the task takes, whole batch; fields under `_field` names."""
+        """Return every value that a wanted op of the task takes, whole batch; fields under `_field` names."""
         batch = first_batch(task, self._train.seed, task.task.batch_size)
         values = {
             _field(name): batch[name].to(self._device, spec.dtype if spec.dtype.is_floating_point else None)

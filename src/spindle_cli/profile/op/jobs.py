@@ -116,7 +116,7 @@ def degrees_beyond(
 def make_jobs(
     graph: WorkloadGraph, max_devices: int, max_points: int, degrees: Sequence[int] = ()
 ) -> JobTable:
-    """The jobs of all MetaOps for up to `max_devices` devices, at most about `max_points` per batch.
+    """Return the jobs of all MetaOps for up to `max_devices` devices, at most about `max_points` per batch.
 
     `degrees`: of tensor parallelism, for the ops that can be split so many ways.
 
@@ -163,7 +163,7 @@ def _key(op_class: str, rows: int, tp: int = 1, *, sums_shares: bool = False) ->
 
 
 def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[int]:
-    """The degrees that an op can be split by."""
+    """Return the degrees that an op can be split by."""
     task = graph.tasks[op.task]
     return [tp for tp in degrees if layer_split(graph.workload, task, task.ops[op.op], tp) is not None]
 
@@ -183,7 +183,7 @@ def _batch(graph: WorkloadGraph, op: OpRef) -> int:
 
 
 def _op_class(task: TaskGraph, op: Op) -> str:
-    """A short hash of everything that an op's time depends on but the number of samples."""
+    """Return a short hash of everything that an op's time depends on but the number of samples."""
     parameters = [task.root.get_parameter(name) for name in op.parameters]
     outputs = [task.values[name] for name in op.outputs if name in task.values]
     described = {

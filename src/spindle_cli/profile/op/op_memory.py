@@ -67,7 +67,7 @@ class CudaMeter:
 
 
 def cuda_meter(_: Sequence[Tensor]) -> Meter:
-    """A meter of the current CUDA device."""
+    """Return a meter of the current CUDA device."""
     return CudaMeter()
 
 
@@ -112,7 +112,7 @@ def may_select(op: Op, *, is_split: bool, sums_shares: bool, loss_chunks: int) -
 
 
 def with_selective(memory: ShareMemory, selective: SelectiveMemory) -> ShareMemory:
-    """What an op takes, with what was found, where that saves enough for what it takes."""
+    """Return what an op takes, with what was found, where that saves enough for what it takes."""
     is_less = selective.kept_bytes <= _MOST_LEFT * memory.kept_bytes
     is_worth_it = memory.kept_bytes >= LEAST_SELECTED_BYTES and is_less and selective.share <= _MOST_AGAIN
     return memory.model_copy(update={"selective": selective}) if is_worth_it else memory

@@ -22,7 +22,7 @@ from spindle_cli.workload.building.writes import dense_parts, memory_of
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """A module with parameters of its own. What it has computed of them and keeps beside them, as
+    """Return a module with parameters of its own. What it has computed of them and keeps beside them, as
     torch.nn.utils.weight_norm does until its next forward, is copied as a value: torch copies leaves alone.
     """
     kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
@@ -40,7 +40,7 @@ class Clock(Protocol):
     """Marks moments in a device's work; the seconds between two are known after `wait`."""
 
     def mark(self) -> Any:
-        """A moment after all work given to the device so far."""
+        """Return a moment after all work given to the device so far."""
 
     def wait(self) -> None:
         """Return when the device has done all its work."""
@@ -91,7 +91,7 @@ class CudaClock:
     """For a CUDA device: events in the current stream, so that the device's time is seen, not the host's."""
 
     def mark(self) -> torch.cuda.Event:
-        """An event recorded after the work queued so far."""
+        """Return an event recorded after the work queued so far."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
         return event

@@ -32,7 +32,7 @@ class Stepped(NamedTuple):
 
 
 def trained_shapes(graph: WorkloadGraph, train: TrainSettings) -> tuple[Stepped, ...]:
-    """Every trained parameter that an op of a workload uses, shared ones once.
+    """Return every trained parameter that an op of a workload uses, shared ones once.
 
     Raises:
         WorkloadError: parameters do not fit the optimizer groups.

@@ -54,7 +54,7 @@ class SplitSums:
         return sums + _counted("gather", self.gathers, self.scatters)
 
     def added_to(self, times: PhaseTimes, tp: int, cluster: Cluster) -> PhaseTimes:
-        """The times of one device's part with those of its sums, over `tp` devices of a node."""
+        """Return the times of one device's part with those of its sums, over `tp` devices of a node."""
         forward_s, backward_s = (
             sum(all_reduce_s(num_bytes, range(tp), cluster) for num_bytes in sums)
             + sum(all_gather_s(num_bytes, range(tp), cluster) for num_bytes in along)
@@ -142,7 +142,7 @@ class SumCounter(TensorGroup):
         return tensor.nbytes if self.itemsize is None else tensor.numel() * self.itemsize(tensor.dtype)
 
     def take(self) -> SplitSums:
-        """What was counted so far, in one run."""
+        """Return what was counted so far, in one run."""
         return SplitSums(
             tuple(self._forward),
             tuple(self._backward),
@@ -154,7 +154,7 @@ class SumCounter(TensorGroup):
 
 
 def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
-    """The first device's part of an op, with parameters of its own; the op is left as it is."""
+    """Return the first device's part of an op, with parameters of its own; the op is left as it is."""
     module = copy_of(op)
     made: dict[int, View] = {}
     views: dict[str, View] = {}

@@ -76,19 +76,19 @@ class OwnPositions:
             self.inputs[place] = part.part_of(whole.detach()).requires_grad_(whole.requires_grad)
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
-        """What the op takes, from tensors like `inputs`."""
+        """Return what the op takes, from tensors like `inputs`."""
         given = list(arguments)
         for place, part in self._parts.items():
             given[place] = Shared(given[place], self._lengths[place], part)
         return given
 
     def called(self, module: nn.Module) -> nn.Module:
-        """The op as a module that takes `inputs`, and gives tensors."""
+        """Return the op as a module that takes `inputs`, and gives tensors."""
         return _OnTensors(module, self) if self._is_shared else module
 
 
 def tensors_of(result: Any) -> Any:
-    """What an op gives, with tensors in place of parts of them."""
+    """Return what an op gives, with tensors in place of parts of them."""
     if isinstance(result, tuple):
         return tuple(tensors_of(entry) for entry in result)
     return result.tensor if isinstance(result, Shared) else result

@@ -78,7 +78,7 @@ def is_enough(samples: Sequence[Sample], elapsed_s: float, limits: Limits) -> bo
 
 
 def runs_per_repeat(run_s: float, limits: Limits) -> int:
-    """How many runs of an op make one repeat."""
+    """Return how many runs of an op make one repeat."""
     return max(1, min(round(limits.block_s / max(run_s, 1e-9)), 10_000))
 
 

@@ -87,7 +87,7 @@ def _sizes_of_op(task: TaskGraph, op: Op, split: LayerSplit | None) -> _OpSizes:
 
 
 def _tensor(task: TaskGraph, name: str) -> Tensor:
-    """A parameter or buffer by its dotted name."""
+    """Return a parameter or buffer by its dotted name."""
     owner, _, attribute = name.rpartition(".")
     tensor: Tensor = getattr(task.root.get_submodule(owner), attribute)
     return tensor
@@ -130,7 +130,7 @@ class KeptByOptimizers:
     table: ParameterTable
 
     def by(self, task: TaskGraph, ops: Sequence[Op]) -> OptimizerBytes | None:
-        """What the optimizer keeps for the parameters of a task's ops, each counted once."""
+        """Return what the optimizer keeps for the parameters of a task's ops, each counted once."""
         names = {self.table.names[task.task.name, dotted] for op in ops for dotted in op.parameters}
         kept = self.sizes.of((name, self.table.parameters[name]) for name in sorted(names))
         if kept is None:

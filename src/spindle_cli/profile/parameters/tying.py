@@ -57,7 +57,7 @@ class Tying:
         return cls({metaop: tuple(sorted(tied, key=_order)) for metaop, tied in by_metaop.items()})
 
     def of(self, metaop: str) -> tuple[TiedParameters, ...]:
-        """What the ops of a MetaOp are tied to, by op."""
+        """Return what the ops of a MetaOp are tied to, by op."""
         return self.by_metaop.get(metaop, ())
 
 
@@ -86,7 +86,7 @@ def _tied(
 
 
 def _uses(graph: WorkloadGraph, table: ParameterTable, split_of: SplitOf) -> dict[str, tuple[_Use, ...]]:
-    """The uses of each parameter, by canonical name: every op that uses it once."""
+    """Return the uses of each parameter, by canonical name: every op that uses it once."""
     uses_by_name: dict[str, dict[_Use, None]] = {}
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]

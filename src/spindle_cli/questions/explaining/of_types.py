@@ -192,7 +192,7 @@ def type_reasons(plan: Plan, profile: Profile) -> TypeReasons | None:
 
 
 def _cost(point: Point, prices: Sequence[float], flow: float) -> float:
-    """What an op costs, in seconds of the iteration."""
+    """Return what an op costs, in seconds of the iteration."""
     return column_of(point).cost(prices, flow)
 
 
@@ -214,7 +214,7 @@ class _NodeCosts:
     least: float
 
     def on(self, point: Point) -> OnTypes:
-        """An allocation of a micro-batch as an answer."""
+        """Return an allocation of a micro-batch as an answer."""
         cost = self.count * _cost(point, self.prices, self.flow)
         return OnTypes(
             of_types=self.named(point.of_types),
@@ -270,7 +270,7 @@ def _in_plan(ask: _NodeCosts, slices: Sequence[Slice]) -> tuple[Taken, ...]:
 
 
 def _shares(ask: _NodeCosts, slice_: Slice) -> tuple[TypeShares, ...]:
-    """The shares of a slice, type after type, the largest first."""
+    """Return the shares of a slice, type after type, the largest first."""
     cluster = ask.cluster
     samples_by_share = sizes(slice_) or [round(ask.metaop.batch_size / slice_.shares_of_batch)] * slice_.dp
     kinds = [cluster.type_of[device] for device in slice_.devices[:: slice_.tp]]
@@ -287,7 +287,7 @@ def _shares(ask: _NodeCosts, slice_: Slice) -> tuple[TypeShares, ...]:
 
 
 def _taken(ask: _NodeCosts, shares: tuple[TypeShares, ...], slices: Sequence[Slice]) -> Taken:
-    """The allocation that these slices run on."""
+    """Return the allocation that these slices run on."""
     first, types = slices[0], ask.cluster.types
     op = times_of(ask.metaop, first, ask.cluster)
     assert op is not None, "no other allocations are planned"

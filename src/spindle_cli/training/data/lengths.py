@@ -76,7 +76,7 @@ def _lengths_of(task: Task | FlowTask, seed: int, looking: Looking) -> TaskLengt
 
 
 def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shape]]:
-    """The shapes of each field's samples, batch by batch.
+    """Return the shapes of each field's samples, batch by batch.
 
     Raises:
         WorkloadError: a batch cannot be read, or its samples have several shapes and nothing pads them.
@@ -125,7 +125,7 @@ def _read(
 
 
 def _percentile(sizes: Sequence[int], percentile: float) -> int:
-    """The nearest-rank percentile: the least size that so many percent of all are not above."""
+    """Return the nearest-rank percentile: the least size that so many percent of all are not above."""
     return sorted(sizes)[math.ceil(percentile / 100 * len(sizes)) - 1]
 
 
@@ -135,8 +135,8 @@ def varying_dims(lengths: TaskLengths | None) -> dict[str, tuple[bool, ...]]:
 
 
 def known_shapes(task: TaskGraph) -> dict[str, SampleShape]:
-    """The shape of one sample of each field, as the task was traced with; None for what differs from batch to
-    batch.
+    """Return the shape of one sample of each field, as the task was traced with; None for what differs from
+    batch to batch.
     """
     return {
         name: tuple(
@@ -160,7 +160,7 @@ def first_batch(task: TaskGraph, seed: int, samples: int) -> dict[str, Tensor]:
 
 
 def at_shapes(batch: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """A batch whose named fields have these shapes of one sample: cut, or filled up with zeros.
+    """Return a batch whose named fields have these shapes of one sample: cut, or filled up with zeros.
 
     For what is looked at and never trained on.
     """

@@ -59,7 +59,7 @@ class Numbered(Protocol):
 def read_by_index(
     batches: Numbered, numbers: range, loading: Loading, make: Make[T], workers: LoaderWorkers | None = None
 ) -> Iterator[T]:
-    """What is made of each of these batches of a map-style dataset, in order."""
+    """Yield what is made of each of these batches of a map-style dataset, in order."""
     yield from _started(_loader(_Numbered(batches, make), loading, workers, sampler=numbers), workers)
 
 
@@ -71,8 +71,8 @@ def read_stream(
     state: Mapping[str, Any] | None = None,
     workers: LoaderWorkers | None = None,
 ) -> Iterator[tuple[T, dict[str, Any]]]:
-    """What is made of each batch of a stream, without end: behind its last a stream is read anew. With it the
-    place behind the batch, to go on from: JSON, the `state` to begin at.
+    """Yield what is made of each batch of a stream, without end: behind its last a stream is read anew. With
+    it the place behind the batch, to go on from: JSON, the `state` to begin at.
 
     With several workers each reads its own part of the stream, and they take turns.
 
@@ -98,7 +98,7 @@ def read_stream(
 
 
 def _started(loader: StatefulDataLoader, workers: LoaderWorkers | None) -> Iterator[Any]:
-    """The loader's items; its workers are told to `workers`."""
+    """Yield the loader's items; its workers are told to `workers`."""
     iterator = iter(loader)
     if workers is not None:
         workers.processes = list(getattr(iterator, "_workers", ()))
@@ -193,8 +193,8 @@ class BatchSource(Protocol):
         """
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """The shape of one sample of each field of a step's batch, whose rows were given last; of tasks whose
-        sizes differ from batch to batch.
+        """Return the shape of one sample of each field of a step's batch, whose rows were given last; of
+        tasks whose sizes differ from batch to batch.
         """
 
 
@@ -241,7 +241,7 @@ class StreamBatches:
         return self.rows(step, first, last, fields)
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
-        """The shape of one sample of each field of a step's batch."""
+        """Return the shape of one sample of each field of a step's batch."""
         return {name: tuple(value.shape[1:]) for name, value in self.rows(step, 0, 1).items()}
 
     def _read(self, step: int) -> dict[str, Tensor]:
@@ -264,8 +264,8 @@ def open_batches(
     *,
     varies: bool = False,
 ) -> Batches | StreamBatches:
-    """A task's batches in this process; of a map-style dataset by no worker. `varies`: samples may have other
-    sizes from batch to batch.
+    """Return a task's batches in this process; of a map-style dataset by no worker. `varies`: samples may
+    have other sizes from batch to batch.
 
     Raises:
         WorkloadError: the dataset cannot be read, or has fewer samples than one batch.
@@ -276,8 +276,8 @@ def open_batches(
 
 
 def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
-    """A batch of the first `count` samples, or of all if there are fewer; the process's generators go on as
-    if nothing had been drawn.
+    """Return a batch of the first `count` samples, or of all if there are fewer; the process's generators go
+    on as if nothing had been drawn.
 
     Raises:
         WorkloadError: they are no batch, or others when they are read again from the same seed.

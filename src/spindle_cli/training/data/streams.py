@@ -146,8 +146,8 @@ class Digest(Protocol):
 
 
 def look_at(task: Task | FlowTask, indices: Collection[int] | None = None) -> SeenData:
-    """A dataset's length, and digests of its first and last sample and two between, or of those named, in its
-    first epoch; of a stream, one of its first sample.
+    """Return a dataset's length, and digests of its first and last sample and two between, or of those named,
+    in its first epoch; of a stream, one of its first sample.
 
     What a sample draws it draws here from the same seed each time; the process's generators go on as if
     nothing had been drawn.
@@ -183,7 +183,7 @@ def _look_at_stream(task: Task | FlowTask) -> SeenData:
 
 
 def changes(before: SeenData, now: SeenData) -> tuple[str, ...]:
-    """How a dataset differs from what it was, for people; nothing: in nothing that was looked at."""
+    """Return how a dataset differs from what it was, for people; nothing: in nothing that was looked at."""
     if before.num_samples is None or now.num_samples is None:
         if before.num_samples != now.num_samples:
             was, is_ = ("by index", "as a stream") if now.num_samples is None else ("as a stream", "by index")
@@ -198,8 +198,8 @@ def changes(before: SeenData, now: SeenData) -> tuple[str, ...]:
 
 
 def digest_of(item: Any) -> str:
-    """A digest of an item's values. Of types that are neither tensors, arrays, numbers and texts nor made of
-    them, it knows the type alone.
+    """Return a digest of an item's values. Of types that are neither tensors, arrays, numbers and texts nor
+    made of them, it knows the type alone.
     """
     digest = hashlib.sha256()
     _put(digest, item)
@@ -309,7 +309,7 @@ class StreamPass(IterableDataset[MadeBatch[T]]):
             yield MadeBatch(made, digest)
 
     def _begun(self, worker: int, place: Mapping[str, Any]) -> tuple[Iterator[Any], int]:
-        """The dataset's iterator at that place, and how many samples it was asked for before."""
+        """Return the dataset's iterator at that place, and how many samples it was asked for before."""
         dataset = self._task.dataset
         self._epochs.begin(self._epoch)
         if place["dataset"] is not None:

@@ -258,7 +258,7 @@ def require_elementwise(groups: OptimizerGroups, split: frozenset[str]) -> None:
 
 
 def trained_candidates(roots: Mapping[str, nn.Module]) -> dict[str, Candidate]:
-    """Every distinct parameter that takes a gradient, by canonical name."""
+    """Return every distinct parameter that takes a gradient, by canonical name."""
     by_id: dict[int, Candidate] = {}
     for task, root in roots.items():
         modules = dict(root.named_modules(remove_duplicate=False))
@@ -318,7 +318,7 @@ def _named(candidate: Candidate, patterns: tuple[str, ...]) -> bool:
 
 
 def _says(rule: GroupRule, candidate: Candidate, function: Callable[..., Any]) -> bool:
-    """What the user's function says of a parameter, which has no values in any process."""
+    """Return what the user's function says of a parameter, which has no values in any process."""
     stand_in = nn.Parameter(torch.empty_like(candidate.parameter, device="meta"), requires_grad=True)
     try:
         answer = function(candidate.names[0], stand_in)
@@ -424,7 +424,7 @@ class StateSizes:
         self._shards = train.shard_optimizer
 
     def of(self, parameters: Iterable[tuple[str, Tensor]]) -> KeptState | None:
-        """What is kept for parameters by canonical name; None where none of them is trained."""
+        """Return what is kept for parameters by canonical name; None where none of them is trained."""
         shared = whole = stepped_whole = total = 0.0
         for name, parameter in parameters:
             if name not in self._groups.of:

@@ -46,7 +46,7 @@ _CODE = Wanted(
 
 
 def optimizer_class(choice: OptimizerChoice) -> type[torch.optim.Optimizer]:
-    """The class that an optimizer's settings name.
+    """Return the class that an optimizer's settings name.
 
     Raises:
         WorkloadError: there is none, or it cannot work with parameters spread over ranks.
@@ -66,7 +66,7 @@ def optimizer_class(choice: OptimizerChoice) -> type[torch.optim.Optimizer]:
 def class_named(
     name: str, module: ModuleType, base: type, refused: Mapping[str, str], key: str, what: str
 ) -> Any:
-    """The subclass of `base` that a module of torch has under this name.
+    """Return the subclass of `base` that a module of torch has under this name.
 
     Args:
         refused: why some of them cannot be used, by name.
@@ -98,7 +98,7 @@ def class_named(
 def make_optimizer(
     choice: OptimizerChoice, parameters: Iterable[nn.Parameter], *, begin_together: bool = True
 ) -> torch.optim.Optimizer | None:
-    """The optimizer of some settings over these parameters; None where there are none.
+    """Return the optimizer of some settings over these parameters; None where there are none.
 
     `begin_together`: the first step takes all of them. torch's fused SGD fails where some have a momentum and
     others, which are stepped for the first time, have none yet.
@@ -127,7 +127,7 @@ def make_optimizer(
 
 
 def state_keys(choice: OptimizerChoice) -> frozenset[str]:
-    """What an optimizer keeps of each matrix once it has stepped it.
+    """Return what an optimizer keeps of each matrix once it has stepped it.
 
     Raises:
         WorkloadError: as `make_optimizer`.
@@ -136,7 +136,8 @@ def state_keys(choice: OptimizerChoice) -> frozenset[str]:
 
 
 def number_keys(choice: OptimizerChoice) -> dict[str, type]:
-    """The plain numbers among what an optimizer keeps of a matrix, and their types; torch's own keep none.
+    """Return the plain numbers among what an optimizer keeps of a matrix, and their types; torch's own keep
+    none.
 
     Raises:
         WorkloadError: as `make_optimizer`.
@@ -170,8 +171,8 @@ def _probed(choice: OptimizerChoice) -> dict[str, Any]:
 
 
 def imported(path: str, where: str) -> Callable[..., Any]:
-    """What 'package.module:Name' or 'path/to/file.py:Name' names. The folder of the workload's file is where
-    modules and files are looked for, besides where installed modules are.
+    """Return what 'package.module:Name' or 'path/to/file.py:Name' names. The folder of the workload's file is
+    where modules and files are looked for, besides where installed modules are.
 
     Args:
         where: the key in the workload file, for messages.
@@ -209,7 +210,7 @@ def _called(module: ModuleType, name: str, module_name: str, where: str) -> Call
 
 
 def _module_of(file: str, where: str) -> ModuleType:
-    """The module of a Python file: which of two files of one name is meant, nobody can tell."""
+    """Return the module of a Python file: which of two files of one name is meant, nobody can tell."""
     places = [Path(folder or ".") / file for folder in sys.path]
     paths = sorted({place.resolve() for place in places if place.is_file()})
     if not paths:
@@ -302,7 +303,7 @@ def _stepped(
     *,
     begins_anew: bool = False,
 ) -> list[Tensor]:
-    """The values after some steps with these gradients; with `begins_anew` the last is that of a new
+    """Return the values after some steps with these gradients; with `begins_anew` the last is that of a new
     optimizer, which is given the state of the first.
     """
     parameters = [nn.Parameter(value.clone()) for value in values]

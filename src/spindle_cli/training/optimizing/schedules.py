@@ -65,7 +65,7 @@ def _require_own_rates_last(train: TrainSettings) -> None:
 
 
 def _names(schedule: Schedule | None) -> list[str]:
-    """The names of a schedule and of all that it is made of."""
+    """Return the names of a schedule and of all that it is made of."""
     if schedule is None:
         return []
     parts = schedule.arguments.get("schedulers", ()) if schedule.name in _OF_SCHEDULES else ()
@@ -76,7 +76,7 @@ def _names(schedule: Schedule | None) -> list[str]:
 def make_schedule(
     train: TrainSettings, optimizer: torch.optim.Optimizer | None, group: str | None
 ) -> lr_scheduler.LRScheduler | None:
-    """The schedule of `train` for the optimizer of a group; None without one, or without an optimizer.
+    """Return the schedule of `train` for the optimizer of a group; None without one, or without an optimizer.
 
     Every rank that steps anything of an optimizer group has one of its own, and all have the same rate.
 
@@ -124,7 +124,7 @@ def _made(
 
 
 def _parts(given: Any, optimizer: torch.optim.Optimizer, place: str) -> list[lr_scheduler.LRScheduler | None]:
-    """The schedules that one is made of."""
+    """Return the schedules that one is made of."""
     if not isinstance(given, list | tuple) or not given or not all(isinstance(part, dict) for part in given):
         raise WorkloadError(
             f"{place}.schedulers: found {given!r:.80}, expected a list of schedules",
@@ -139,7 +139,7 @@ def _parts(given: Any, optimizer: torch.optim.Optimizer, place: str) -> list[lr_
 
 
 def _checked_function(path: Any, place: str) -> Callable[[int], float]:
-    """A function of the user's, whose results are looked at."""
+    """Return a function of the user's, whose results are looked at."""
     place = f"{place}.lr_lambda"
     if not isinstance(path, str):
         raise WorkloadError(

@@ -71,7 +71,7 @@ def _sets_what_is_read(cls: type, setting: _Set, watch: Watch, entry: Entry) -> 
 
 
 def _set_by(cls: type, workload: Workload) -> Iterator[_Set]:
-    """What a callback's code sets, but for attributes of its own."""
+    """Yield what a callback's code sets, but for attributes of its own."""
     reads = Reads()
     reads.of_class(cls)
     reads.call("at_start", "after_step", "at_checkpoint", "at_evaluation", "at_end")
@@ -88,7 +88,7 @@ def _set_by(cls: type, workload: Workload) -> Iterator[_Set]:
 
 
 def _own_name(function: FunctionType, workload: Workload) -> str | None:
-    """The name of a method's own object, of a class that is no module's."""
+    """Return the name of a method's own object, of a class that is no module's."""
     owner = function.__qualname__.rpartition(".")[0]
     if not owner or owner.endswith("<locals>") or not function.__code__.co_argcount:
         return None
@@ -145,5 +145,5 @@ class _Setting:
 
 
 def _text(node: ast.expr) -> str | None:
-    """What a node says, if it is a text."""
+    """Return what a node says, if it is a text."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

@@ -94,7 +94,7 @@ class Entry:
         return (self.key, *(key for key in inside if isinstance(key, str)))
 
     def way_to_declare(self, name: str) -> str:
-        """What to do where code sets it, or the entry `name` of it."""
+        """Return what to do where code sets it, or the entry `name` of it."""
         path = self.path if name == self.key else f"{self.path}.{name}"
         return _DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
 
@@ -446,7 +446,7 @@ def _is_at(holder: Any, owner: Any, mapping: Mapping[str, Any]) -> bool:
 
 
 def _inside(value: Any, depth: int) -> Any:
-    """What tells whether a value's inside has changed; None: it has none that could."""
+    """Return what tells whether a value's inside has changed; None: it has none that could."""
     if isinstance(value, _PLAIN) or value is _GONE:
         return None
     if isinstance(value, nn.Parameter):
@@ -484,7 +484,7 @@ def _entry(value: Any, depth: int) -> Any:
 
 
 def _told(entry: Entry) -> tuple[str, Any, Any]:
-    """What has changed, what it was, and what it is, for people; in a dict, of the entry there."""
+    """Return what has changed, what it was, and what it is, for people; in a dict, of the entry there."""
     value = entry.now()
     if isinstance(value, Mapping) and isinstance(entry.seen, dict):
         for key, item in value.items():
@@ -495,7 +495,7 @@ def _told(entry: Entry) -> tuple[str, Any, Any]:
 
 
 def _noted(before: Any) -> Any:
-    """A number as `_entry` has noted it."""
+    """Return a number as `_entry` has noted it."""
     is_number_noted = isinstance(before, tuple) and before[0] in (int, float)
     return before[0](before[1]) if is_number_noted else _CHANGED if before is not _GONE else before
 

@@ -35,8 +35,8 @@ class Captured:
     fragments: dict[str, dict[Fragment | None, tuple[int, ...]]]
 
     def copies(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        """Every rank's copy of a tensor, and who has it; of fragments, whole tensors that hold every rank's
-        copy of each.
+        """Yield every rank's copy of a tensor, and who has it; of fragments, whole tensors that hold every
+        rank's copy of each.
 
         Raises:
             RunFailedError: the fragments do not fit together: a file is damaged.
@@ -60,7 +60,7 @@ class Captured:
             yield where, whole
 
     def first(self, name: str) -> Tensor:
-        """The copy of the first rank that has one."""
+        """Return the copy of the first rank that has one."""
         return next(self.copies(name))[1]
 
 

@@ -37,7 +37,7 @@ Kept = Callable[[str], Tensor | None]
 
 
 def compare_initial(plan: CapturedRun, plain: CapturedRun, unused: Collection[str]) -> Check:
-    """Every parameter before the first step, bit for bit."""
+    """Return every parameter before the first step, bit for bit."""
     tally = Tally("initial parameters", 0.0)
     compare_copies(tally, plan.initial, plain.initial, unused, _bitwise)
     return tally.check()
@@ -50,7 +50,7 @@ def compare_gradients(
     tolerance: float,
     spreads: Spreads | None = None,
 ) -> Check:
-    """The first step's gradients after the sums: largest difference over the tensor's largest element.
+    """Return the first step's gradients after the sums: largest difference over the tensor's largest element.
     `spreads`: what rounding moves, where that is known.
     """
     tally = Tally(GRADIENTS, tolerance)
@@ -67,7 +67,7 @@ def compare_final(
     floor: float = 0.0,
     spreads: Spreads | None = None,
 ) -> tuple[Check, tuple[Noise, ...]]:
-    """Every parameter after the last step: see `_compare_trained`."""
+    """Return every parameter after the last step: see `_compare_trained`."""
     spread = None if spreads is None else spreads.of(lambda run: run.final)
     both = (plan.final, plain.final)
     return _compare_trained(FINAL, plan, plain, both, left_out, tolerance, floor, spread)
@@ -81,7 +81,9 @@ def compare_average(
     floor: float = 0.0,
     spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
-    """The average of every parameter after the last step, where the runs keep one: see `_compare_trained`."""
+    """Return the average of every parameter after the last step, where the runs keep one: see
+    `_compare_trained`.
+    """
     if plan.average is None or plain.average is None:
         return ()
     spread = None if spreads is None else spreads.of(lambda run: run.average)
@@ -142,7 +144,7 @@ def compare_buffers(
     explained: Collection[str] = (),
     spreads: Spreads | None = None,
 ) -> Check:
-    """Every rank's copy of every buffer after the last step: norm of the difference over the norm.
+    """Return every rank's copy of every buffer after the last step: norm of the difference over the norm.
 
     Left out is a buffer that no rank holds, as no operator uses it, and that plain training leaves as it was;
     and those that are compared with what rounding does to them (`explained`).
@@ -167,8 +169,8 @@ def compare_buffers(
 def largest_change(
     changed: CapturedRun, plain: CapturedRun, left_out: Collection[str], floor: float = 0.0
 ) -> float:
-    """The largest norm-wise relative difference of two plain runs' final parameters, without elements whose
-    gradient is below `floor` of the model's largest.
+    """Return the largest norm-wise relative difference of two plain runs' final parameters, without elements
+    whose gradient is below `floor` of the model's largest.
     """
     least = floor * largest_gradient(plain)
 

@@ -13,12 +13,12 @@ from spindle_cli.verify.types import SMALL_ELEMENT
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest magnitude; 0 of nothing."""
+    """Return the largest magnitude; 0 of nothing."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def ratio(gap: float, size: float) -> float:
-    """A difference over a size; infinite where there is a difference from nothing."""
+    """Return a difference over a size; infinite where there is a difference from nothing."""
     if gap == 0:
         return 0.0
     return gap / size if size > 0 else math.inf
@@ -30,7 +30,7 @@ def by_norm(ours: Tensor, theirs: Tensor) -> float:
 
 
 def largest_gradient(plain: CapturedRun) -> float:
-    """The largest element of all gradients of the plain run's first step."""
+    """Return the largest element of all gradients of the plain run's first step."""
     return max((largest(plain.gradients.first(name)) for name in plain.gradients.holders), default=0.0)
 
 

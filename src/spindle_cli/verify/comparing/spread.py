@@ -55,7 +55,7 @@ class Spread:
     factor: float = FACTOR
 
     def of(self, name: str, theirs: Tensor, kept: Tensor | None = None) -> float:
-        """How far rounding moves a tensor of the plain run, relative to its size."""
+        """Return how far rounding moves a tensor of the plain run, relative to its size."""
         norm, element = self._moved(name, theirs, kept)
         part = theirs if kept is None else theirs[kept]
         return ratio(element if self.size is largest else norm, self.size(part))
@@ -104,18 +104,18 @@ class Spreads:
     dtype: ArithmeticName
 
     def of_gradients(self, plain: CapturedRun) -> Spread:
-        """What is left where all else cancels is compared with the model's largest gradient too."""
+        """Return what is left where all else cancels is compared with the model's largest gradient too."""
         below = SMALL_GRADIENT[self.dtype] * largest_gradient(plain)
         gradients = [run.gradients for run in self.runs]
         return Spread(gradients, MOST_EXPLAINED[self.dtype], largest, below, self._is_sharp, GRADIENT_FACTOR)
 
     def of(self, stage: Callable[[CapturedRun], Captured | None]) -> Spread:
-        """The spread of parameters or averages between the runs."""
+        """Return the spread of parameters or averages between the runs."""
         stages = [captured for run in self.runs if (captured := stage(run)) is not None]
         return Spread(stages, MOST_EXPLAINED[self.dtype], _norm, is_sharp=self._is_sharp)
 
     def of_buffers(self) -> Spread:
-        """The spread of buffers between the runs."""
+        """Return the spread of buffers between the runs."""
         most = max(MOST_EXPLAINED[self.dtype], MOST_EXPLAINED_OF_STATE)
         return Spread([run.final_buffers for run in self.runs], most, _norm, is_sharp=self._is_sharp)
 
@@ -125,7 +125,7 @@ class Spreads:
         return self.dtype != "float32"
 
     def find_noise(self, plain: CapturedRun) -> tuple[Noise, ...]:
-        """The parameters whose gradient is small in the model, and rounding as measured."""
+        """Return the parameters whose gradient is small in the model, and rounding as measured."""
         largest_of_all, spread = largest_gradient(plain), self.of_gradients(plain)
         noise: list[Noise] = []
         for name in plain.gradients.holders:

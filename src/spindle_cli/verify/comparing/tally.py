@@ -31,7 +31,7 @@ class Tally:
             self.largest = difference
 
     def check(self) -> Check:
-        """The result, with the largest failures first."""
+        """Return the result, with the largest failures first."""
         return Check(
             what=self.what,
             compared=self.compared,

@@ -38,7 +38,9 @@ class Arithmetic:
 
     @classmethod
     def of(cls, request: RunRequest, train: TrainSettings) -> Arithmetic:
-        """A dtype that the request asks for goes before the train settings' precision."""
+        """The arithmetic of a run; a dtype that the request asks for goes before the train settings'
+        precision.
+        """
         device = torch.device(request.device_type)
         if request.dtype is not None:
             return cls(device, getattr(torch, request.dtype))
@@ -49,7 +51,7 @@ class Arithmetic:
         return cls(device, autocast=of_autocast.get(train.precision), scaling=train.scaling)
 
     def computing(self) -> AbstractContextManager[object]:
-        """What forward passes run in."""
+        """Return what forward passes run in."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 
@@ -65,7 +67,7 @@ def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None)
 
 
 def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """A copy of each parameter, by its name; of complex numbers as they are."""
+    """Return a copy of each parameter, by its name; of complex numbers as they are."""
     return {
         name: nn.Parameter(
             parameter.detach().to(parameter.dtype if parameter.is_complex() else torch.float32, copy=True),

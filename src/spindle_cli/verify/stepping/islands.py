@@ -88,7 +88,7 @@ def outer_steps_of(
 
 
 def mean_metrics(islands: Sequence[StepMetrics]) -> StepMetrics:
-    """A step of all islands: each loss is the mean of theirs."""
+    """Return a step of all islands: each loss is the mean of theirs."""
     first, count = islands[0], len(islands)
     if count == 1:
         return first

@@ -40,7 +40,7 @@ def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
 
 
 def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
-    """What the modules hold there now; complex numbers as pairs."""
+    """Return what the modules hold there now; complex numbers as pairs."""
     buffers = {name: getattr(module, attribute) for name, (module, attribute) in places.items()}
     return {name: as_real(buffer) for name, buffer in buffers.items()}
 

@@ -26,7 +26,9 @@ LISTED = {"lr_lambda", "max_lr", "base_lr", "max_momentum", "base_momentum"}
 def make_optimizers(
     loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
 ) -> dict[int, torch.optim.Optimizer]:
-    """The train settings' optimizers, by the number of their optimizer group, over what is trained of it."""
+    """Return the train settings' optimizers, by the number of their optimizer group, over what is trained of
+    it.
+    """
     roots = {task.name: root_of(task) for task in loaded.workload.tasks}
     groups = optimizer_groups(loaded.train, roots)
     made = {}
@@ -40,7 +42,7 @@ def make_optimizers(
 def make_schedule(
     train: TrainSettings, optimizer: torch.optim.Optimizer, group: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """The train settings' learning-rate schedule for the optimizer of this group, if they have one."""
+    """Return the train settings' learning-rate schedule for the optimizer of this group, if they have one."""
     if train.warmup_steps is not None or train.decay is not None:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up(train, optimizer.defaults["lr"]))
     return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer, group)
@@ -68,7 +70,7 @@ def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
 def schedule_of(
     recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer, group: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """A schedule of torch's by its name and arguments, which may hold others and functions, and of the
+    """Return a schedule of torch's by its name and arguments, which may hold others and functions, and of the
     numbers and functions of groups in lists this group's.
     """
     arguments = {key: value for key, value in recipe.items() if key != "name"}
@@ -85,12 +87,12 @@ def schedule_of(
 
 
 def named(path: str) -> Any:
-    """What 'package.module:name' or 'file.py:name' names; without a module, of torch.optim."""
+    """Return what 'package.module:name' or 'file.py:name' names; without a module, of torch.optim."""
     return imported(path, "train") if ":" in path else getattr(torch.optim, path)
 
 
 def weights_at(train: TrainSettings, tasks: Sequence[Task | FlowTask], step: int) -> dict[str, float]:
-    """The weight of each task's loss in the total of a step, counted from 0."""
+    """Return the weight of each task's loss in the total of a step, counted from 0."""
     weight_by_task = {task.name: float(task.weight) for task in tasks}
     setting = train.task_weights
     if isinstance(setting, str):
@@ -126,7 +128,7 @@ class Averaging:
             self.averaged.update_parameters(self.model)
 
     def values(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """The averages in the numbers of the parameters; these themselves before the first."""
+        """Return the averages in the numbers of the parameters; these themselves before the first."""
         if self.averaged.n_averaged == 0:
             return dict(parameters)
         held = dict(zip(self.names, self.averaged.module.parameters(), strict=True))

@@ -164,8 +164,8 @@ def values_kept(roots: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def tensors_kept(root: nn.Module, memories: Memories | None = None) -> list[Tensor]:
-    """The tensors in a module's attributes and those of its parts, and in what these hold, wherever, that
-    are no parameters or buffers of theirs.
+    """Return the tensors in a module's attributes and those of its parts, and in what these hold, wherever,
+    that are no parameters or buffers of theirs.
 
     Args:
         memories: what they hold, if that is known.
@@ -290,8 +290,8 @@ class Memories:
 
     @classmethod
     def of_hooks_of_forward(cls, operator: nn.Module, root: nn.Module) -> Memories:
-        """What hooks of an operator note that a forward which is traced has set itself, but for attributes of
-        the parts of `root`.
+        """Return what hooks of an operator note that a forward which is traced has set itself, but for
+        attributes of the parts of `root`.
         """
         made = cls((), ())
         made._parts = set(map(id, root.modules()))
@@ -343,7 +343,9 @@ class Memories:
         return changed + [_of_bare(*then) for key, then in self._bare.items() if then[0] and key not in bare]
 
     def _with_attributes(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-        """The attributes of functions of classes and files that have some now, with how they are come to."""
+        """Yield the attributes of functions of classes and files that have some now, with how they are come
+        to.
+        """
         for functions in self._functions:
             if any(map(vars, functions.functions)):
                 yield from (
@@ -355,7 +357,7 @@ class Memories:
         yield from (tensor for _, tensor in self._named())
 
     def written(self, was_written: Callable[[Tensor], bool]) -> list[str]:
-        """The names of those with tensors that were written into."""
+        """Return the names of those with tensors that were written into."""
         return list(dict.fromkeys(name for name, tensor in self._named() if was_written(tensor)))
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -558,7 +560,7 @@ class Memories:
 
 
 def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> Memory:
-    """The memory of a function that had no attributes."""
+    """Return the memory of a function that had no attributes."""
     return Memory(attributes, path, {}, is_own, by_names=False)
 
 
@@ -570,13 +572,13 @@ def _set_name(holder: Any, name: str, value: Any) -> Callable[[], object]:
 
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
-    """The parameters and buffers of a module itself."""
+    """Return the parameters and buffers of a module itself."""
     held = (*module._parameters.values(), *module._buffers.values())
     return [tensor for tensor in held if tensor is not None]
 
 
 def _read_by(modules: Iterable[nn.Module]) -> Reads:
-    """What the code of modules may read."""
+    """Return what the code of modules may read."""
     reads = Reads()
     for module in modules:
         reads.of_module(module)
@@ -585,7 +587,7 @@ def _read_by(modules: Iterable[nn.Module]) -> Reads:
 
 
 def _files_of(reads: Reads) -> Iterator[tuple[types.ModuleType, set[str]]]:
-    """The Python modules whose names code has, with these names."""
+    """Yield the Python modules whose names code has, with these names."""
     names_by_file: dict[int, tuple[dict[str, Any], set[str]]] = {}
     for around, name in reads.globals.values():
         names_by_file.setdefault(id(around), (around, set()))[1].add(name)

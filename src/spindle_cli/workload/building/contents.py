@@ -58,7 +58,7 @@ class GoesOneWayError(WorkloadError):
 
 
 def last_name(path: str) -> str:
-    """The name that code has for something, of how it is come to ('self.layer.cache[2]': 'cache')."""
+    """Return the name that code has for something, of how it is come to ('self.layer.cache[2]': 'cache')."""
     return str(re.findall(r"\w+", re.sub(r"\[.*?\]|'s default", "", path))[-1])
 
 
@@ -83,7 +83,7 @@ class Leftover:
 
     @classmethod
     def of_attribute(cls, module: nn.Module, name: str, value: Any, dotted: str = "") -> Leftover:
-        """What an attribute of a module now is; `dotted`: its name for messages, if another."""
+        """Return what an attribute of a module now is; `dotted`: its name for messages, if another."""
         put = functools.partial(_set_entry, module.__dict__, name, value)
         return cls(f"self.{dotted or name}", module, put, name)
 
@@ -202,7 +202,7 @@ def container_of(value: Any) -> Any:
 
 
 def contents_of(value: Any, *, by_names: bool) -> Any:
-    """A copy of what something holds."""
+    """Return a copy of what something holds."""
     if type(value) is dict and not by_names:
         return value.copy()
     if by_names:
@@ -377,7 +377,7 @@ def _is_plain_inside(value: Any) -> bool:
 
 
 def value_of_variable(variable: types.CellType | contextvars.ContextVar[Any], nothing: Any = None) -> Any:
-    """What is in a variable that functions share, or in one of the context; `nothing`: nothing yet."""
+    """Return what is in a variable that functions share, or in one of the context; `nothing`: nothing yet."""
     try:
         return variable.cell_contents if isinstance(variable, types.CellType) else variable.get()
     except (ValueError, LookupError):
@@ -409,7 +409,7 @@ def goes_one_way(value: Any) -> bool:
 
 
 def _position(value: Any) -> str:
-    """How far an iterator has come."""
+    """Say how far an iterator has come."""
     if isinstance(value, types.GeneratorType):
         if (frame := value.gi_frame) is None:
             return "at its end"
@@ -426,7 +426,7 @@ def _position(value: Any) -> str:
 
 
 def _told(value: Any) -> str:
-    """What tells a value of an iterator from another, without asking tensors."""
+    """Return what tells a value of an iterator from another, without asking tensors."""
     if isinstance(value, PLAIN):
         return repr(value)
     if goes_one_way(value):

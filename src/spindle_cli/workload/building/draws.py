@@ -70,7 +70,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _scratch(item: Any) -> Any:
-    """A real tensor in the place of a meta one; of halves, which are valid as probabilities, means and
+    """Return a real tensor in the place of a meta one; of halves, which are valid as probabilities, means and
     deviations.
     """
     if not isinstance(item, Tensor) or not item.is_meta:

@@ -74,8 +74,8 @@ class HandedOut:
                     self._read_only.append((said, weakref.ref(array)))
 
     def refused_by_array(self, error: BaseException, given: Iterable[str] = ()) -> str | None:
-        """The parameters and buffers over whose memory an error says that a read-only array is; None if it
-        says something else. `given`: of which there are such arrays, beside those of builds.
+        """Return the parameters and buffers over whose memory an error says that a read-only array is; None
+        if it says something else. `given`: of which there are such arrays, beside those of builds.
         """
         names = dict.fromkeys((*given, *(name for name, array in self._read_only if array() is not None)))
         if not names or not isinstance(error, ValueError) or "read-only" not in str(error):
@@ -83,7 +83,8 @@ class HandedOut:
         return " or ".join(names)
 
     def former_owner(self, memories: Container[int | None]) -> str | None:
-        """The parameter or buffer that had one of some memories when it was built, if that is still there.
+        """Return the parameter or buffer that had one of some memories when it was built, if that is still
+        there.
 
         Args:
             memories: what tells them apart, as torch's `UntypedStorage._cdata`.
@@ -108,7 +109,7 @@ def _with_memory(module: nn.Module, prefix: str) -> Iterator[tuple[str, str, Ten
 
 @cache
 def handed_out() -> HandedOut:
-    """What builds of this process have handed out."""
+    """Return what builds of this process have handed out."""
     return HandedOut()
 
 
@@ -138,5 +139,5 @@ def noting_arrays() -> Iterator[None]:
 
 
 def named_of(task: str, name: str) -> str:
-    """What messages call a parameter or buffer."""
+    """Return what messages call a parameter or buffer."""
     return f"{name!r} of task {task!r}"

@@ -29,13 +29,13 @@ def is_of_forward(module: nn.Module, name: str, number: int) -> bool:
 
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The hooks that a module has, by the attributes that hold them."""
+    """Return the hooks that a module has, by the attributes that hold them."""
     held = module.__dict__
     return {name: dict(held[name]) for name in HOOK_ATTRIBUTES if held.get(name)}
 
 
 def hooks_of_users(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """The hooks of a module by their kind (`hooks_of`), but for those that this package has set."""
+    """Return the hooks of a module by their kind (`hooks_of`), but for those that this package has set."""
     return {
         name: {number: hook for number, hook in hooks.items() if not _is_of_spindle(hook)}
         for name, hooks in hooks_of(module).items()

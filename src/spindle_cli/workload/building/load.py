@@ -116,8 +116,8 @@ def modules_of(workload: Workload) -> list[tuple[str, str, nn.Module]]:
 
 
 def built_modules(source: str) -> list[tuple[str, str, nn.Module]]:
-    """The modules of all builds of a workload in this process that somebody still holds, with their tasks and
-    names.
+    """Return the modules of all builds of a workload in this process that somebody still holds, with their
+    tasks and names.
     """
     modules = [(task, name, module()) for text, task, name, module in _built if text == source]
     return [(task, name, module) for task, name, module in modules if module is not None]
@@ -240,8 +240,8 @@ class Births:
 def load_abstract(
     source: str, *, relative_to: Path | None = None, reads_initial: bool = True
 ) -> LoadedWorkload:
-    """What `load` gives, with every parameter on the meta device; buffers and datasets are real. Of files of
-    initial values only the headers are read; without `reads_initial` they need not be there, unless
+    """Return what `load` gives, with every parameter on the meta device; buffers and datasets are real. Of
+    files of initial values only the headers are read; without `reads_initial` they need not be there, unless
     tasks are only evaluated: what these have is in no checkpoint.
 
     A build that needs its parameters' values (and so cannot do without them) is done for real, and its

@@ -50,7 +50,7 @@ class _Entry:
     fingerprint: int | None = None
 
     def shaped(self) -> Tensor:
-        """The stand-in as the parameter."""
+        """Return the stand-in as the parameter."""
         assert self.whole is not None, "it has one"
         return self.whole.as_strided(self.size, self.stride)
 
@@ -112,7 +112,7 @@ class Ranged:
         return self._entry_of(tensor) is not None
 
     def values_of(self, parameter: Tensor) -> tuple[OwnValues, ...] | None:
-        """What is kept of a parameter; None where it is no such one."""
+        """Return what is kept of a parameter; None where it is no such one."""
         entry = self._entry_of(parameter)
         if entry is None:
             return None
@@ -173,7 +173,7 @@ class Ranged:
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
 
     def _derived(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> Tensor:
-        """What an operation makes of each element: true where these are."""
+        """Return what an operation makes of each element: true where these are."""
         entry = self._entry_of(tensor)
         made = func(*pytree.tree_map(self._real_of, args), **_on_cpu(pytree.tree_map(self._real_of, kwargs)))
         is_all = entry is not None and (tensor.shape, tensor.stride()) == (entry.size, entry.stride)

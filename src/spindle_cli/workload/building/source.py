@@ -77,7 +77,8 @@ def resolve(source: str, *, relative_to: Path | None = None) -> Source:
 
 
 def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:
-    """A workload's source with its path made absolute: looked for in the current folder, then in the others.
+    """Return a workload's source with its path made absolute: looked for in the current folder, then in the
+    others.
 
     What is not a file, 'package.module:function', is left as it is.
 
@@ -100,7 +101,8 @@ def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:
 
 
 def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WORKLOAD) -> Callable[..., Any]:
-    """What 'package.module:function' or 'path/to/file.py:function' names; relative paths start from `folder`.
+    """Return what 'package.module:function' or 'path/to/file.py:function' names; relative paths start from
+    `folder`.
 
     Raises:
         InputError: no such file, module or function.
@@ -134,7 +136,7 @@ def _named_function(name: str, folder: Path, where: str, wanted: Wanted) -> Call
 
 
 def settled_module_name(name: str) -> str:
-    """A module's name without what we put before that of a workload file, which depends on its folder.
+    """Return a module's name without what we put before that of a workload file, which depends on its folder.
 
     'layers' for layers.py, wherever it is: a copied workload is the same workload.
     """
@@ -189,13 +191,13 @@ def import_file(path: Path, where: str, wanted: Wanted) -> ModuleType:
 
 
 def _is_imported_as(name: str) -> Path | None:
-    """The file of a module that is imported by a name."""
+    """Return the file of a module that is imported by a name."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return None if file is None else Path(file).resolve()
 
 
 def _found_as(name: str) -> Path | None:
-    """The file that would be imported by a name."""
+    """Return the file that would be imported by a name."""
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 

@@ -113,7 +113,7 @@ def _functions_marked(modules: Iterable[nn.Module]) -> Iterator[str]:
 
 
 def _original(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given; of one that it has not made, itself."""
+    """Return the module that torch.compile was given; of one that it has not made, itself."""
     is_made = type(module).__module__.startswith("torch._dynamo.")
     inner = module._modules.get("_orig_mod") if is_made else None
     return module if inner is None else _original(inner)

@@ -26,7 +26,7 @@ _FILLING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoul
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that it writes to, in lists (torch._foreach_mul_) and by keyword (out=) too."""
+    """Return the tensors that it writes to, in lists (torch._foreach_mul_) and by keyword (out=) too."""
     written = _names_written(func)
     if not written:
         return []
@@ -55,8 +55,8 @@ def _names_written(func: Any) -> dict[str, bool]:
 
 
 def overwritten_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors that an operation is given and does not read: what it fills (out= among them), and a batch
-    norm's running statistics while it trains.
+    """Return the tensors that an operation is given and does not read: what it fills (out= among them), and a
+    batch norm's running statistics while it trains.
     """
     written = written_by(func, args, kwargs)
     name = func._schema.name.removeprefix("aten::")
@@ -112,7 +112,7 @@ def is_new(func: Any) -> bool:
 
 
 def copy_once_written(tensor: Tensor) -> Tensor:
-    """A copy that takes memory and time only if one of the two is written to.
+    """Return a copy that takes memory and time only if one of the two is written to.
 
     Nothing has to be compared to find out what has been: batch norm changes its running statistics without
     raising their version, and values could be looked at on the device alone.

@@ -99,7 +99,7 @@ class OwnPart:
     elements: tuple[int, int] | None
 
     def box_in(self, whole: Tensor) -> Tensor:
-        """The box, as a view."""
+        """Return the box, as a view."""
         for dim, (first, last) in enumerate(self.ranges or ()):
             whole = whole.narrow(dim, first, last - first)
         return whole
@@ -109,7 +109,7 @@ class OwnPart:
         return self.in_box(self.box_in(whole)).clone(memory_format=torch.contiguous_format)
 
     def in_box(self, box: Tensor) -> Tensor:
-        """The elements in the box."""
+        """Return the elements in the box."""
         if self.elements is None:
             return box
         first, last = self.elements
@@ -176,7 +176,7 @@ class Misfits:
 def refusal(
     misfits: Misfits, init_from: InitFrom, holders: Holders, taken: Mapping[str, TensorPlace]
 ) -> InputError:
-    """The error that says all of it. `taken`: what fits, by the workload's name."""
+    """Return the error that says all of it. `taken`: what fits, by the workload's name."""
     free = [name for name, _ in misfits.missing]
     over = [name for _, name, _, _ in misfits.left_over]
     lines = [
@@ -238,7 +238,7 @@ def _mapped(name: str, target: str | None) -> str:
 
 
 def _closest(name: str, others: list[str]) -> str:
-    """The name that is most like this one, for people; nothing where none is."""
+    """Return the name that is most like this one, for people; nothing where none is."""
     parts = name.split(".")
 
     def same_end(candidate: str) -> int:
@@ -338,7 +338,7 @@ class InitialValues:
         return filled
 
     def lines(self) -> Iterator[str]:
-        """What is taken from where, for people."""
+        """Yield what is taken from where, for people."""
         counts = Counter(self.sources.values())
         for index, path in enumerate(self.paths):
             yield f"initial values of {_counted(counts[index])} from {path}"
@@ -409,7 +409,7 @@ def _missing(
 
 
 def _taken(source: InitSource, names: Mapping[str, TensorPlace], place: str) -> list[str]:
-    """The names in a file that are not left out.
+    """Return the names in a file that are not left out.
 
     Raises:
         InputError: a pattern is of none of them.

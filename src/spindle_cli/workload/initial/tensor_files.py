@@ -35,7 +35,7 @@ class TensorPlace:
 
 
 def tensors_in(path: Path, place: str) -> dict[str, TensorPlace]:
-    """Every tensor of a safetensors file, or of a folder that has one or shards with their index.
+    """Return every tensor of a safetensors file, or of a folder that has one or shards with their index.
 
     Args:
         place: where the path was given, for messages.

@@ -117,6 +117,6 @@ def require_with_islands(local_sgd: LocalSgd, train: dict[str, Any]) -> None:
 
 
 def nearest_multiples(steps: int, every: int) -> str:
-    """The numbers of steps next to one that islands do not average after, for people."""
+    """Return the numbers of steps next to one that islands do not average after, for people."""
     below = steps - steps % every
     return f"{below} or {below + every}" if below else str(below + every)

@@ -203,7 +203,7 @@ class GroupRule(Model):
 
 
 def groups_of(data: Any) -> Any:
-    """The list that a file's `groups` stands for: `no_decay` alone is that group and the rest."""
+    """Return the list that a file's `groups` stands for: `no_decay` alone is that group and the rest."""
     return [NO_DECAY, REST] if data == NO_DECAY else data
 
 
@@ -252,7 +252,7 @@ TaskWeightSettings = Annotated[
 
 
 def between(points: Sequence[tuple[int, float]], step: int) -> float:
-    """The weight at a step: linear between two points, and beyond the first and the last as there."""
+    """Return the weight at a step: linear between two points, and beyond the first and the last as there."""
     first, last = points[0], points[-1]
     if step <= first[0]:
         return first[1]
@@ -281,8 +281,8 @@ class Schedule(Model):
         return dict(self.model_extra or {})
 
     def of_group(self, index: int, groups: Sequence[str | None]) -> Schedule:
-        """What it says for one of the optimizer groups, whose names are given in their order: of arguments
-        that are lists with an entry for each group, this group's.
+        """Return what it says for one of the optimizer groups, whose names are given in their order: of
+        arguments that are lists with an entry for each group, this group's.
 
         Raises:
             ValueError: a list has another length.
@@ -333,7 +333,7 @@ class Ramp:
     final_fraction: float
 
     def factor(self, update: int, lr: float) -> float:
-        """What the rate `lr` of an optimizer group is multiplied by for an update, counted from 0."""
+        """Return what the rate `lr` of an optimizer group is multiplied by for an update, counted from 0."""
         if update < self.warmup_steps:
             return (update + 1) / (self.warmup_steps + 1)
         if self.decay == "constant":
@@ -365,7 +365,7 @@ class RampSettings(Model):
     final_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def ramp_to(self, steps: int) -> Ramp | None:
-        """What these keys say for a run of so many steps; None: nothing."""
+        """Return what these keys say for a run of so many steps; None: nothing."""
         if self.warmup_steps is None and self.decay is None:
             return None
         end = steps if self.decay_steps is None else self.decay_steps
