@@ -108,8 +108,9 @@ def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(
 def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> None:
     own = nn.Parameter(torch.ones(2))
     group = ParameterGroup(0, (0,), (("own", 0),), 8, 8, slices=(0,), first_ops=(0,), fragment=(0, 1))
-    pool = GradientPool((group,), {"own": own}, Communicators((), 10), rank=0)
-    assert [(piece.name, piece.part, piece.counted) for piece in pool.owned_ranges] == [("own", None, True)]
+    parameters = {"own": own, "not trained": nn.Parameter(torch.ones(2), requires_grad=False)}
+    pool = GradientPool((group,), parameters, Communicators((), 10), rank=0)
+    assert [(owned.name, owned.part, owned.counted) for owned in pool.owned_ranges] == [("own", None, True)]
     own.sum().backward()
     pool.finish()
     assert own.grad is not None
