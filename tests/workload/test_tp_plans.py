@@ -56,6 +56,7 @@ def test_a_split_layer_says_what_is_cut_and_where_sums_are() -> None:
     assert split.dims == {"layer.up.weight": 0, "layer.up.bias": 0, "layer.down.weight": 1}
     assert (split.entered, split.summed) == (("layer.up",), ("layer.down",))
     assert split.added_once == {"layer.down.bias"}
+    assert layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 3) is None  # of 16 channels
 
 
 def test_a_layer_whose_split_weight_is_used_whole_beside_it_is_not_split() -> None:
