@@ -204,8 +204,8 @@ def test_what_is_counted_is_what_ranks_take(members: tuple[tuple[int, ...], ...]
     """No rank takes more, and some rank of each team as much; of sums likewise."""
     sizes, width = {"a": 3 * MIB}, 4
     teams = Teams(members, ((),) * len(members))
-    pieces, count = teams.pieces(sizes, width), sum(map(len, members))
-    taken = [BetweenTeams.of(pieces, rank, count, None) for rank in range(count)]
+    ranges, count = teams.ranges(sizes, width), sum(map(len, members))
+    taken = [BetweenTeams.of(ranges, rank, count, None) for rank in range(count)]
     plan = planned(*members)
     for team in members:
         counted = [handed_on(plan, rank) / 3 * MIB for rank in team]
