@@ -98,4 +98,4 @@ def test_what_is_near_the_bound_is_not_searched_for_further(
     searching(monkeypatch, shorter)
     best = found([judged(begin * LOWER_S)], effort=1, all_fit=all_fit)
     assert best is not None
-    assert (best.best is shorter) == is_searched
+    assert (best.best == shorter) == is_searched

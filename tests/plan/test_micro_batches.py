@@ -142,6 +142,19 @@ def test_a_chain_on_two_devices_is_a_pipeline() -> None:
     assert plan.predicted.iteration_s == pytest.approx(3.0, rel=1e-2)
 
 
+def test_micro_batches_that_are_asked_for_are_planned_together() -> None:
+    """One of t beside u takes 6 s on a device each, and all of t 24 s on its own; one after another, each on
+    both devices, they take 5 x 3.3 s, and a search over all of them at once may take less.
+    """
+    t = cuttable("t/net", 1, {1: 3.3, 2: 6.0, 4: 12.0, 8: 24.0})
+    u = cuttable("u/net", 1, {1: 3.3, 2: 6.0})
+    profile = profile_of(t, u)
+    plan = make_plan(profile, cluster_of(2), micro_batches={"t": 4})
+    assert 15.0 <= plan.predicted.compute_s <= 16.5 + 1e-6
+    assert check_plan(plan, profile) == ()
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.01)
+
+
 def test_as_many_micro_batches_as_memory_asks_for() -> None:
     """Of 12 samples of 100 MiB: half of them fit beside the parameters, with what gradients take."""
     memory = OpMemory(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.best.experts import with_experts
-from spindle_cli.plan.best.in_memory import in_memory
+from spindle_cli.plan.best.in_memory import in_memory, searched_over_everything
 from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.rounds import in_rounds
@@ -17,6 +17,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, told_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
@@ -25,6 +26,9 @@ from spindle_cli.profile.types import Profile
 
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH_UNEQUAL = 0.02
+# Micro-batches of all MetaOps that are asked for and searched over at once; for a chain in 64 that takes four
+# times as long as all else and finds nothing.
+MOST_SEARCHED = 32
 
 
 class BelowBoundError(Exception):
@@ -156,19 +160,28 @@ def find_wide(
 
 
 def find_in(
-    cut: MicroBatched, search: Callable[[Profile], Found | None], quick: Judged | None
+    cut: MicroBatched, search: Callable[[Profile], Found | None], quick: Sequence[Judged], effort: int
 ) -> Found | None:
-    """The best plan with micro-batches that are asked for; None if nothing fits.
+    """The best plan with micro-batches that are asked for: of one of each task, round after round, and what a
+    search over all of them makes of it; None if nothing fits.
 
     Args:
         search: plans one micro-batch of each task.
-        quick: a plan of these by a quick search: it may take as long as a longer search's, and less in all
-            rounds.
+        quick: plans of these by a quick search and by what searches nothing: they may take longer, and less
+            in all rounds.
+        effort: of the search over all micro-batches; NO_SEARCH: there is none.
     """
     one = search(cut.one)
     if one is None or not cut.counts:
         return one
-    plans = [one.best] if quick is None or one.note is not None else [one.best, quick]
-    rounds = (in_rounds(cut, each) for each in plans)
-    best = min((each for each in rounds if each is not None), key=Judged.rank, default=None)
-    return None if best is None else Found(best, one.is_short, one.note, cut, one.sharding)
+    plans = [one.best] if one.note is not None else [one.best, *quick]
+    rounds = (in_rounds(cut, plan) for plan in plans)
+    begins = sorted((plan for plan in rounds if plan is not None), key=Judged.rank)
+    if not begins:
+        return None
+    best, note = begins[0], one.note
+    if effort != NO_SEARCH and len(cut.all.nodes) <= MOST_SEARCHED:
+        searched = searched_over_everything(cut.all, begins, effort)
+        if searched is not None:
+            best, note = searched, describe(searched.slices)
+    return Found(best, one.is_short, note, cut, one.sharding)

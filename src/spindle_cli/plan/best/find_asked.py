@@ -46,9 +46,12 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
     found: Found | None
     if asked.micro_batches is not None:
         asked_for = cut(profile, asked.micro_batches)
-        quick, _ = posing.posed(asked_for.one, cluster).best(strategy, NO_SEARCH)
+        posed = posing.posed(asked_for.one, cluster)
+        quick = [posed.best(strategy, NO_SEARCH)[0], *map(posed.by_baseline, posed.baselines(strategy))]
+        is_searched = strategy == "spindle" and not gives_up_memory(profile.sharding)
+        over_all = effort if is_searched else NO_SEARCH
         search = partial(find, cluster=cluster, strategy=strategy, effort=effort, posing=posing)
-        found = find_in(asked_for, search, quick)
+        found = find_in(asked_for, search, [plan for plan in quick if plan is not None], over_all)
     else:
         found = find_wide(profile, wide, cluster, strategy, effort, posing)
         found = _or_on_part(found, profile, cluster, asked, posing)

@@ -6,7 +6,7 @@ short and the search does not make up for it, what gives up speed first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spindle_cli.costs.recompute_and_offload import forwards_again
 from spindle_cli.costs.shares import times_of
@@ -90,7 +90,8 @@ def searched_over_everything(problem: Problem, begins: Sequence[Judged], effort:
     """
     from spindle_cli.plan.refine.search import refined
 
-    return refined(problem, begins, effort)
+    found = refined(problem, begins, effort)
+    return found and replace(found, strategy="spindle")
 
 
 def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool:
