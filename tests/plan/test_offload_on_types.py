@@ -136,6 +136,20 @@ def test_what_hides_is_moved_and_less_is_recomputed() -> None:
     assert all(size > 0 for size in fast_link.predicted.host_memory_bytes)
 
 
+def test_curves_of_more_devices_than_there_are_keep_nothing_from_being_moved() -> None:
+    """What devices of several types take is known by shares, whatever the curve of one type begins with."""
+    metaop = net()
+    wide = tuple(point for point in metaop.curve if point.num_devices > 2)
+    assert {point.device for point in wide} == set(BOTH)
+    of_all, of_wide = (
+        make_plan(profile_on_types(each), cluster(50.0, 50.0))
+        for each in (metaop, metaop.model_copy(update={"curve": wide}))
+    )
+    assert moved(of_wide) == moved(of_all)
+    assert moved(of_wide)[0] > 0
+    assert of_wide.predicted.iteration_s == of_all.predicted.iteration_s
+
+
 def test_other_strategies_move_what_hides_in_the_place_of_recomputing() -> None:
     profile = profile_on_types(net())
     without, fast_link = (
