@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from memory_bench.replica_groups import by_two_replica_groups
 from memory_bench.stages import in_two_stages
-from memory_bench.teams import by_two_teams
 from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import write_json
@@ -34,8 +34,9 @@ class Variant:
 
     `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`, `in_groups`:
     devices have less memory than the plan would take, so that ops are recomputed, or tasks run forward and
-    backward in groups. `sharding`: what devices share out of all parameters. `by_teams`: two teams share out
-    all of them, by one plan whatever the strategy. `in_stages`: each task runs in two stages.
+    backward in groups. `sharding`: what devices share out of all parameters. `by_replica_groups`: two replica
+    groups share out all of them, by one plan whatever the strategy. `in_stages`: each task runs in two
+    stages.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Variant:
     recompute: bool = False
     in_groups: bool = False
     sharding: Sharding | None = None
-    by_teams: bool = False
+    by_replica_groups: bool = False
     in_stages: bool = False
     unequally: bool = False
 
@@ -76,9 +77,11 @@ VARIANTS = {
         Variant("gradients shared out", sharding=Sharding.GRADIENTS),
         Variant("parameters shared out", sharding=Sharding.PARAMETERS),
         Variant("in two stages, in micro-batches", in_stages=True),
-        Variant("by two teams", by_teams=True),
-        Variant("by two teams, other ranges", by_teams=True, unequally=True),
-        Variant("by two teams, bf16, accumulate 2", {**_BF16, "accumulate": 2}, by_teams=True),
+        Variant("by two replica groups", by_replica_groups=True),
+        Variant("by two replica groups, other ranges", by_replica_groups=True, unequally=True),
+        Variant(
+            "by two replica groups, bf16, accumulate 2", {**_BF16, "accumulate": 2}, by_replica_groups=True
+        ),
         Variant(
             "parameters shared out, tp 2, bf16, accumulate 2",
             {**_BF16, "accumulate": 2},
@@ -126,10 +129,10 @@ def plan_variant(
     split = profile.model_copy(update={"metaops": whole})
     profile = Profile.model_validate(split.model_dump(by_alias=True))
     write_json(folder / "profile.json", profile)
-    if variant.by_teams:
+    if variant.by_replica_groups:
         count = cluster.num_devices
         weights = tuple(range(1, count + 1)) if variant.unequally else ()
-        return by_two_teams(profile, cluster, weights)
+        return by_two_replica_groups(profile, cluster, weights)
     if variant.in_stages:
         return in_two_stages(profile, cluster)
     keys = [metaop.parameters or metaop.name for metaop in profile.metaops]

@@ -1,4 +1,6 @@
-"""What teams hand each other of what they have stepped takes buffers until a pass gathers it, by hand."""
+"""What replica groups hand each other of what they have stepped takes buffers until a pass gathers it, by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from spindle_cli.account.device_memory import find_needs, memory_by_pass
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, OpMemory
-from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams
-from spindle_cli.runtime.communication.teams.team_ranges import Teams
+from spindle_cli.runtime.communication.replica_groups.between_replica_groups import BetweenReplicaGroups
+from spindle_cli.runtime.communication.replica_groups.group_ranges import ReplicaGroups
 from spindle_cli.units import MIB
 
 SIZES = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
@@ -43,19 +45,22 @@ def other() -> MetaOpProfile:
 
 
 def planned(
-    *teams: Sequence[int],
+    *replica_groups: Sequence[int],
     memory: tuple[OpMemory, ...] = (op_memory(0, 0),),
     first: MetaOpProfile | None = None,
     op_bytes: int = 12 * MIB,
     **more: Any,
 ) -> Plan:
     """A task for each of these sets of devices. `first`: what the first one's run before."""
-    nets = [net(chr(ord("a") + number), memory, op_bytes) for number in range(len(teams))]
-    pieces = [slice_of(each, (0, 3), tuple(team), 9.0) for each, team in zip(nets, teams, strict=True)]
+    nets = [net(chr(ord("a") + number), memory, op_bytes) for number in range(len(replica_groups))]
+    pieces = [
+        slice_of(each, (0, 3), tuple(replica_group), 9.0)
+        for each, replica_group in zip(nets, replica_groups, strict=True)
+    ]
     waves = [[piece] for piece in pieces]
     if first is not None:
-        waves.insert(0, [slice_of(first, (0, 1), tuple(teams[0]), 0.0)])
-    num_devices = max(device for team in teams for device in team) + 1
+        waves.insert(0, [slice_of(first, (0, 1), tuple(replica_groups[0]), 0.0)])
+    num_devices = max(device for replica_group in replica_groups for device in replica_group) + 1
     metaops = [*nets, *(() if first is None else (first,))]
     profile = profile_of(*metaops).model_copy(update={"optimizer_state_sharded": True})
     plan = plan_of(profile, cluster_of(num_devices), waves)
@@ -75,7 +80,7 @@ def handed_on(plan: Plan, device: int = 0) -> float:
 
 
 @pytest.mark.parametrize(
-    ("teams", "device", "mib"),
+    ("replica_groups", "device", "mib"),
     [
         # Of each op's 12 MiB a device of two keeps 6, steps 3 of them and sends these, and gets 3.
         (UNEVEN, 0, 3 * 6),
@@ -89,10 +94,10 @@ def handed_on(plan: Plan, device: int = 0) -> float:
         (((0, 1),), 0, 0),
     ],
 )
-def test_a_device_has_what_it_sends_to_other_teams_and_gets_of_them(
-    teams: tuple[tuple[int, ...], ...], device: int, mib: float
+def test_a_device_has_what_it_sends_to_other_replica_groups_and_gets_of_them(
+    replica_groups: tuple[tuple[int, ...], ...], device: int, mib: float
 ) -> None:
-    assert handed_on(planned(*teams), device) == pytest.approx(mib)
+    assert handed_on(planned(*replica_groups), device) == pytest.approx(mib)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +108,16 @@ def test_a_device_has_what_it_sends_to_other_teams_and_gets_of_them(
         ((2, 2, 5, 5), (0, 0, 0, 0)),
     ],
 )
-def test_teams_with_other_weights_have_other_ranges(weights: tuple[int, ...], mib: tuple[int, ...]) -> None:
+def test_replica_groups_with_other_weights_have_other_ranges(
+    weights: tuple[int, ...], mib: tuple[int, ...]
+) -> None:
     plan = planned((0, 1), (2, 3), shard_weights=weights)
     assert [handed_on(plan, device) for device in range(4)] == [pytest.approx(each) for each in mib]
 
 
 def test_fragments_of_tensor_parallelism_are_compared_each() -> None:
-    """Where both teams split layers in two, devices 0 and 2 have a half with 4 and 6. Where the other team
+    """Where both replica groups split layers in two, devices 0 and 2 have a half with 4 and 6. Where the
+    other replica group
     has them whole, four devices meet two for each half: of 6 MiB each of these keeps 3 and exchanges as many.
     """
     both = op_memory(0, 0), op_memory(0, 0, tp=2)
@@ -201,17 +209,17 @@ def test_behind_the_update_nothing_else_is_there_but_what_lasts() -> None:
 
 @pytest.mark.parametrize("members", [((0, 1), (2, 3, 4)), ((0, 1), (2, 3)), ((0, 1), (2, 3), (4, 5))])
 def test_what_is_counted_is_what_ranks_take(members: tuple[tuple[int, ...], ...]) -> None:
-    """No rank takes more, and some rank of each team as much; of sums likewise."""
+    """No rank takes more, and some rank of each replica group as much; of sums likewise."""
     sizes, width = {"a": 3 * MIB}, 4
-    teams = Teams(members, ((),) * len(members))
-    ranges, count = teams.ranges(sizes, width), sum(map(len, members))
-    taken = [BetweenTeams.of(ranges, rank, count, None) for rank in range(count)]
+    replica_groups = ReplicaGroups(members, ((),) * len(members))
+    ranges, count = replica_groups.ranges(sizes, width), sum(map(len, members))
+    taken = [BetweenReplicaGroups.of(ranges, rank, count, None) for rank in range(count)]
     plan = planned(*members)
-    for team in members:
-        counted = [handed_on(plan, rank) / 3 * MIB for rank in team]
-        found = [width * taken[rank].handed_on_elements for rank in team]
+    for replica_group in members:
+        counted = [handed_on(plan, rank) / 3 * MIB for rank in replica_group]
+        found = [width * taken[rank].handed_on_elements for rank in replica_group]
         assert max(found) == pytest.approx(max(counted), rel=1e-4)
         assert all(said >= 0.9999 * each for said, each in zip(counted, found, strict=True))
-        summed = [width * taken[rank].sum_elements for rank in team]
-        backward = [passes(plan, rank)[1].after.buffers / 3 for rank in team]
+        summed = [width * taken[rank].sum_elements for rank in replica_group]
+        backward = [passes(plan, rank)[1].after.buffers / 3 for rank in replica_group]
         assert max(summed) == pytest.approx(max(backward), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Tasks whose data come in the ways that teams have them: by index, and as streams."""
+"""Tasks whose data come in the ways that replica groups have them: by index, and as streams."""
 
 from __future__ import annotations
 

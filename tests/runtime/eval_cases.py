@@ -36,7 +36,7 @@ TOGETHER = (
     ("pairs/other-2", (0, 1), (2, 3)),
     ("pairs/loss", (0, 1), (1,)),
 )
-# The layer that a task uses twice by two teams.
+# The layer that a task uses twice by two replica groups.
 BY_TEAMS = (
     *TOGETHER[:-3],
     ("pairs/other", (0, 1), (3, 2)),
@@ -108,7 +108,7 @@ ON_FOUR = (
         long=True,
     ),
     Case(
-        "by-teams",
+        "by-replica_groups",
         BY_TEAMS,
         "only_evaluated_toys",
         train=OFTEN,
@@ -117,7 +117,14 @@ ON_FOUR = (
         sharding=Sharding.PARAMETERS,
     ),
     Case("averaged", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4),
-    Case("averaged-by-teams", BY_TEAMS, "eval_toys", train=AVERAGED, apart=4, sharding=Sharding.PARAMETERS),
+    Case(
+        "averaged-by-replica_groups",
+        BY_TEAMS,
+        "eval_toys",
+        train=AVERAGED,
+        apart=4,
+        sharding=Sharding.PARAMETERS,
+    ),
     Case(
         "lengths",
         (*WRITE, *MATCH),

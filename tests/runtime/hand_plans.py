@@ -9,7 +9,7 @@ from itertools import pairwise
 from helpers.plans import SELECTIVE, cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.activations import slice_edges
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.account.groups import teams_among
+from spindle_cli.account.groups import replica_groups_among
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.sets.restrict import restricted
@@ -201,7 +201,7 @@ def slow_between_nodes(num_devices: int) -> Cluster:
 
 def shared_out(plan: Plan, sharding: Sharding, *, everywhere: bool = False) -> Plan:
     """The same plan, of version 2, with all parameters shared out so whose slices run on the same devices, or
-    on those of several teams; `everywhere`: with all, whether that is a plan or not.
+    on those of several replica groups; `everywhere`: with all, whether that is a plan or not.
     """
     devices: dict[str, set[frozenset[int]]] = {}
     for piece in plan.slices:
@@ -210,7 +210,9 @@ def shared_out(plan: Plan, sharding: Sharding, *, everywhere: bool = False) -> P
     keys = [
         key
         for key, found in devices.items()
-        if everywhere or len(found) == 1 or (sharding.is_fetched and len(teams_among(list(found))) > 1)
+        if everywhere
+        or len(found) == 1
+        or (sharding.is_fetched and len(replica_groups_among(list(found))) > 1)
     ]
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     more = {"optimizer_state_sharded": True, "sharding": dict.fromkeys(keys, sharding)}

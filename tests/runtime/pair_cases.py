@@ -122,7 +122,7 @@ NOT_TOGETHER = {
     frozenset({"homes", "gradients"}): Refusal(
         "sharding",
         "whoever sums gradients inside of passes runs every pass that adds to them; parameters are gathered "
-        "by teams, gradients alone are not",
+        "by replica groups, gradients alone are not",
     ),
     frozenset({"selective", "tensor-parallelism"}): Refusal(
         "selective",

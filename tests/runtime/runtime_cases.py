@@ -210,9 +210,15 @@ GONE_ON_ELSEWHERE = (
         goes_on_with=SAVED_WHOLE.name,
     ),
     Case("gone-on-not-shared-out", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED_SHARED_OUT.name),
-    Case("gone-on-without-teams", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED_BY_TEAMS.name),
     Case(
-        "gone-on-by-teams",
+        "gone-on-without-replica_groups",
+        SCATTERED,
+        args=FROZEN,
+        train=ADAMW,
+        goes_on_with=SAVED_BY_TEAMS.name,
+    ),
+    Case(
+        "gone-on-by-replica_groups",
         ON_TEAMS,
         args=FROZEN,
         train=ADAMW,

@@ -65,7 +65,7 @@ SHARED_OUT = (
         steps=2,
     ),
 )
-# Towers by teams of two: all of a task's, or some ops, one task's ops on both in turn.
+# Towers by replica groups of two: all of a task's, or some ops, one task's ops on both in turn.
 ON_TEAMS: tuple[Placement, ...] = (
     ("pairs/vision", (0, 2), (0, 1)),
     ("classify/vision", (0, 4), (2, 3)),
@@ -77,7 +77,7 @@ ON_TEAMS: tuple[Placement, ...] = (
 )
 BY_TEAMS = (
     Case(
-        "teams",
+        "replica_groups",
         ON_TEAMS,
         args={"reduction": "sum", **FROZEN_TOWER},
         train={**CLIPPED, "accumulate": 2},
@@ -87,9 +87,9 @@ BY_TEAMS = (
         sharding=Sharding.PARAMETERS,
         steps=2,
     ),
-    # Other ranges in one team than in the other.
+    # Other ranges in one replica group than in the other.
     Case(
-        "uneven-teams",
+        "uneven-replica_groups",
         ON_TEAMS,
         train={**ADAMW, "accumulate": 2},
         micro_batches={"classify": 2},
@@ -99,7 +99,7 @@ BY_TEAMS = (
         steps=2,
     ),
     Case(
-        "teams-float32",
+        "replica_groups-float32",
         ON_TEAMS,
         train=ADAMW,
         dtype="float32",
@@ -109,7 +109,7 @@ BY_TEAMS = (
     ),
 )
 SAVED_BY_TEAMS = Case(
-    "saved-by-teams",
+    "saved-by-replica_groups",
     ON_TEAMS,
     args=FROZEN_TOWER,
     train=ADAMW,

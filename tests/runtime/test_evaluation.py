@@ -265,7 +265,7 @@ def test_a_metric_that_fails_ends_the_run_with_one_message(
         )
 
 
-LOOKED_AT_BELOW = ("unwatched", "averaged", "averaged-by-teams")
+LOOKED_AT_BELOW = ("unwatched", "averaged", "averaged-by-replica_groups")
 
 
 @pytest.fixture(scope="module")
@@ -289,10 +289,12 @@ def test_four_workers_evaluate_as_plain_torch(four: Path, case: Case) -> None:
 
 
 @pytest.mark.processes
-def test_averages_are_the_same_in_all_teams(four: Path) -> None:
+def test_averages_are_the_same_in_all_replica_groups(four: Path) -> None:
     """As where devices have all of them, and not what was trained last."""
     name = "pairs.other.linear.weight"
-    found, expected = (captured(four / case, "average", 4) for case in ("averaged-by-teams", "averaged"))
+    found, expected = (
+        captured(four / case, "average", 4) for case in ("averaged-by-replica_groups", "averaged")
+    )
     last = captured(four / "averaged", "final", 4)
     for rank in range(4):
         torch.testing.assert_close(found[rank][name], expected[rank][name], rtol=0, atol=1e-9)

@@ -43,7 +43,7 @@ APART: tuple[Placement, ...] = (
     ("one/loss", (0, 1), (0, 3)),
     ("two/loss", (0, 1), (1,)),
 )
-# All by one team, so that what teacher and student have is shared out as ops use it.
+# All by one replica group, so that what teacher and student have is shared out as ops use it.
 TOGETHER: tuple[Placement, ...] = tuple(
     (f"{task}/{part}", (0, length), (0, 1, 2, 3))
     for part, length in (("teacher", 3), ("student", 3), ("loss", 1))

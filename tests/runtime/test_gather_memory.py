@@ -87,7 +87,7 @@ def test_places_outside_of_the_memory_are_refused() -> None:
 
 @pytest.mark.parametrize(("runs", "num_bytes"), [({0, 2}, 4096), ({0, 1, 2}, 8192), (None, 8192)])
 def test_places_are_apart_for_slices_that_the_rank_runs(runs: set[int] | None, num_bytes: int) -> None:
-    """Two nets of 4 KiB, which slice 1, of another team, uses one behind the other."""
+    """Two nets of 4 KiB, which slice 1, of another replica group, uses one behind the other."""
     uses = {"a": ((0, 1), (0, 0)), "b": ((1, 2), (1, 0))}  # slices, and the op of each
     groups, buckets = [], {}
     for index, (name, (slices, ops)) in enumerate(uses.items()):

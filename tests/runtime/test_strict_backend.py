@@ -34,10 +34,10 @@ from spindle_cli.runtime.backends.strict_backend import SERIAL, STRICT, Operatio
 
 SHORT_S = 0.5
 # All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes; and
-# gatherings and sums of unequal ranges, within teams and between them.
+# gatherings and sums of unequal ranges, within replica groups and between them.
 CASE = next(case for case in EXACT_SPLIT if case.name == "accumulated")
 UNEQUAL = next(case for case in SHARED_OUT if case.name == "kept-shared-out")
-TEAMS = next(case for case in BY_TEAMS if case.name == "uneven-teams")
+TEAMS = next(case for case in BY_TEAMS if case.name == "uneven-replica_groups")
 PLAN = Path(__file__).parents[2] / "examples" / "ci" / "plan.yaml"
 
 

@@ -32,9 +32,9 @@ from spindle_cli.profile.types import MetaOp
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
 # came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead;
 # by the seventh slices kept what they had gathered where no gradients come to them, too; by the eighth what
-# teams hand on took nothing, and what they sum twice as much where two have the same ranges; by the ninth the
-# allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's start,
-# communicators took as much between nodes as inside of one, and gradients of inputs stayed to the end.
+# replica groups hand on took nothing, and what they sum twice as much where two have the same ranges; by the
+# ninth the allocator held more of what comes and goes alone, the reserve of GPUs had no room for NCCL's
+# start, communicators took as much between nodes as inside of one, and gradients of inputs stayed to the end.
 MEMORY_FORMULA = 10
 
 # Plans that run in turn, and which of them is meant; None: there is one alone.
@@ -73,9 +73,9 @@ def device_memory(
       has of the task; on GPUs twice, as those of the next batch are copied while this one's passes run.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
-    * So does what several teams hand on of parameters that they share out, from the update until the first
-      forward pass that uses them (`device.iteration.HandedOn`): all that a device sends and gets. Between two
-      teams with the same ranges it goes without, and of a sum what is sent does.
+    * So does what several replica groups hand on of parameters that they share out, from the update until the
+      first forward pass that uses them (`device.iteration.HandedOn`): all that a device sends and gets.
+      Between two replica groups with the same ranges it goes without, and of a sum what is sent does.
     * What the update takes comes behind the sums; where parts are updated early, on top of them.
     * Where devices share out gradients, each has its range of them all the time, and where parameters, of
       these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the
@@ -195,7 +195,7 @@ def find_needs(
     passes = order.by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
-    takes, only_teams = _who_takes_buffers(slices, by_name, cluster, optimizer)
+    takes, only_replica_groups = _who_takes_buffers(slices, by_name, cluster, optimizer)
     shares_out = bool(optimizer.sharding)
     kinds = uses_cache.kinds(parts, [*in_order, *others], op_by_op=takes, ends_apart=shares_out)
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, uses_cache)
@@ -216,7 +216,7 @@ def find_needs(
         kinds=kinds,
         holders=Holders([*in_order, *others], _uses(kinds), weights),
         sums_take_buffers=takes,
-        only_teams_take_buffers=only_teams,
+        only_replica_groups_take_buffers=only_replica_groups,
         buffers_are_small=cluster.talks_by != "gloo",
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
@@ -234,17 +234,19 @@ def _who_takes_buffers(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
 ) -> tuple[bool, bool]:
-    """Whether any sums of gradients take buffers, and whether those of teams alone may.
+    """Whether any sums of gradients take buffers, and whether those of replica groups alone may.
 
     Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded, and what
-    teams exchange.
+    replica groups exchange.
     """
     ranges_take = cluster.talks_by == "gloo" or bool(optimizer.shard_weights)
-    may_take = ranges_take or _has_teams(slices, by_name, optimizer.sharding)
+    may_take = ranges_take or _has_replica_groups(slices, by_name, optimizer.sharding)
     return optimizer.optimizer_state_sharded and may_take, not ranges_take
 
 
-def _has_teams(slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf) -> bool:
+def _has_replica_groups(
+    slices: Iterable[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf
+) -> bool:
     """Whether parameters are shared out by several sets of devices."""
     run_on: dict[str, set[frozenset[int]]] = {}
     for slice_ in slices:

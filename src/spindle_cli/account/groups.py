@@ -130,13 +130,17 @@ def parameter_groups(
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
-            teams = _teams(fragment, users, slices) if sharding.is_by_pass else ()
-            may = not sharding.is_by_pass or len(teams) == 1 or (len(teams) > 1 and sharding.is_fetched)
+            replica_groups = _replica_groups(fragment, users, slices) if sharding.is_by_pass else ()
+            may = (
+                not sharding.is_by_pass
+                or len(replica_groups) == 1
+                or (len(replica_groups) > 1 and sharding.is_fetched)
+            )
             if not (may or is_trained):
                 continue
             shared_out = (sharding, dict(last_ops)) if may else _ALONE
             part = _Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out, is_trained)
-            part.teams = teams if may and len(teams) > 1 else ()
+            part.replica_groups = replica_groups if may and len(replica_groups) > 1 else ()
             part.is_alone = matrix is not None
             parts.append(part)
     parts.sort(key=_when)
@@ -144,29 +148,31 @@ def parameter_groups(
     return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
 
 
-def _teams(
+def _replica_groups(
     fragment: _Fragment, users: Iterable[_User], slices: Sequence[SliceShape]
 ) -> tuple[tuple[int, ...], ...]:
-    """The teams among the devices that hold some parameters. A team runs the same slices that use them, so
-    that it can gather and sum together in each of their passes; there are none where any slice runs on some
-    devices of a team only, or on one alone.
+    """The replica groups among the devices that hold some parameters. A replica group runs the same slices
+    that use them, so that it can gather and sum together in each of their passes; there are none where any
+    slice runs on some devices of a replica group only, or on one alone.
     """
-    return teams_among(
+    return replica_groups_among(
         [frozenset(fragment.devices).intersection(slices[index].devices) for index, *_ in users]
     )
 
 
-def teams_among(run_on: Sequence[Set[int]]) -> tuple[tuple[int, ...], ...]:
+def replica_groups_among(run_on: Sequence[Set[int]]) -> tuple[tuple[int, ...], ...]:
     """Sets of devices that have none in common, each ascending, by their first ones; none where any have
     some in common and are not the same, or one has no two devices.
 
     Args:
         run_on: the devices of each slice that uses some parameters, as far as they hold these.
     """
-    teams = sorted({tuple(sorted(devices)) for devices in run_on})
-    num_devices = len(set().union(*teams))
-    is_apart = sum(map(len, teams)) == num_devices and all(len(team) > 1 for team in teams)
-    return tuple(teams) if is_apart else ()
+    replica_groups = sorted({tuple(sorted(devices)) for devices in run_on})
+    num_devices = len(set().union(*replica_groups))
+    is_apart = sum(map(len, replica_groups)) == num_devices and all(
+        len(replica_group) > 1 for replica_group in replica_groups
+    )
+    return tuple(replica_groups) if is_apart else ()
 
 
 def _plans_of(slices: Iterable[int], run_in: Sequence[frozenset[int]] | None) -> frozenset[int]:
@@ -279,7 +285,7 @@ class _Part:
         num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
         plans: that add to it, where there are several.
-        sharding, last_ops, is_trained, teams: see `ParameterGroup`; last ops by slice.
+        sharding, last_ops, is_trained, replica_groups: see `ParameterGroup`; last ops by slice.
         is_alone: whether nothing is summed with it.
     """
 
@@ -293,7 +299,7 @@ class _Part:
     last_ops: dict[int, int] = field(default_factory=dict)
     is_trained: bool = True
     is_alone: bool = False
-    teams: tuple[tuple[int, ...], ...] = ()
+    replica_groups: tuple[tuple[int, ...], ...] = ()
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -317,7 +323,7 @@ class _Part:
             fragment=(self.fragment.index, self.fragment.count),
             last_ops=tuple(self.last_ops[slice_] for slice_ in slices) if self.last_ops else (),
             sharding=self.sharding,
-            teams=self.teams,
+            replica_groups=self.replica_groups,
             is_trained=self.is_trained,
         )
 

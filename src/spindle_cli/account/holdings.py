@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from spindle_cli.account.groups import teams_among
+from spindle_cli.account.groups import replica_groups_among
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardWeights
@@ -70,7 +70,7 @@ class Holders:
             )
         return self._counts[users, count]
 
-    def in_team(self, block: Block, slice_index: int) -> tuple[Sharers, ...]:
+    def in_replica_group(self, block: Block, slice_index: int) -> tuple[Sharers, ...]:
         """Like `of`, but only among the devices that run those slices of the block that the devices of the
         slice `slice_index` run.
         """
@@ -78,25 +78,27 @@ class Holders:
         users = [user for user in self._users[block] if devices.issuperset(self._slices[user[0]].devices)]
         return self._among(tuple(users), lcm(*(parts for _, parts in self._users[block])))
 
-    def num_teams(self, block: Block) -> int:
+    def num_replica_groups(self, block: Block) -> int:
         """How many sets of devices there are that run the same of the slices that use a block, and have none
         in common; 0 where there are others, or one has no two devices.
         """
-        return len(teams_among([frozenset(self._slices[index].devices) for index, _ in self._users[block]]))
+        return len(
+            replica_groups_among([frozenset(self._slices[index].devices) for index, _ in self._users[block]])
+        )
 
     def are_paired(self, block: Block) -> bool:
-        """Whether it is shared out by two teams in the same ranges, so that each device exchanges all with
-        one of the other team.
+        """Whether it is shared out by two replica groups in the same ranges, so that each device exchanges
+        all with one of the other replica group.
         """
         users = self._users[block]
         count = lcm(*(parts for _, parts in users))
-        teams: dict[frozenset[int], list[tuple[SliceShape, int]]] = {}
+        replica_groups: dict[frozenset[int], list[tuple[SliceShape, int]]] = {}
         for index, parts in users:
             slice_ = self._slices[index]
-            teams.setdefault(frozenset(slice_.devices), []).append((slice_, parts))
+            replica_groups.setdefault(frozenset(slice_.devices), []).append((slice_, parts))
         ranges = [
             [self._ranges(_with_fragment(i, count, slices)) for i in range(count)]
-            for slices in teams.values()
+            for slices in replica_groups.values()
         ]
         return len(ranges) == 2 and ranges[0] == ranges[1]
 
@@ -130,8 +132,9 @@ class Held:
         shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
-        kept: share whose values and gradients it keeps where these are shared out, as part of a team.
-        num_teams: that share it out among themselves.
+        kept: share whose values and gradients it keeps where these are shared out, as part of a replica
+            group.
+        num_replica_groups: that share it out among themselves.
         are_paired: whether these are two with the same ranges.
         padded: how many times as long as its gradients the buffer of their sum is at most: as if all that
             share it had the largest range.
@@ -154,7 +157,7 @@ class Held:
     share: float = 0.0
     owned: float = 0.0
     kept: float = 0.0
-    num_teams: int = 1
+    num_replica_groups: int = 1
     are_paired: bool = False
     padded: float = 1.0
     summed: float = 0.0
@@ -234,21 +237,25 @@ class Held:
         """
         if self.sharding is Sharding.NONE:
             return 0.0
-        if self.is_by_pass:  # teams send of their range, and get for it: what is one part goes as it is
+        if (
+            self.is_by_pass
+        ):  # replica groups send of their range, and get for it: what is one part goes as it is
             return self._exchanged_bytes * (1 if self.are_paired else 2)
         return self.padded * self.summed * self.trained_bytes
 
     @property
     def handed_on_bytes(self) -> float:
-        """Bytes of parameters in buffers while teams hand on what they have stepped, from the update until
-        the first pass that gathers them; none where all goes from where it is to where it belongs.
+        """Bytes of parameters in buffers while replica groups hand on what they have stepped, from the update
+        until the first pass that gathers them; none where all goes from where it is to where it belongs.
         """
         return 2 * self._exchanged_bytes if self.is_by_pass and not self.are_paired else 0.0
 
     @property
     def _exchanged_bytes(self) -> float:
-        """Bytes that the device, as one of a team, sends to other teams or gets from them."""
-        others = (self.num_teams - 1) / self.num_teams
+        """Bytes that the device, as one of a replica group, sends to other replica groups or gets from
+        them.
+        """
+        others = (self.num_replica_groups - 1) / self.num_replica_groups
         return others * self.kept * self.trained_bytes * (1 - self._whole)
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
@@ -267,13 +274,19 @@ class Held:
     def divided(self) -> tuple[object, ...]:
         """All that follows from which shards the device has, and who has them besides."""
         shares = self.share, self.kept, self.padded, self.summed
-        return self.sharding, self.num_teams, self.are_paired, self.num_fragments, *shares
+        return self.sharding, self.num_replica_groups, self.are_paired, self.num_fragments, *shares
 
     def divide(
-        self, sharers: Sequence[Sharers], weight: int = 1, num_teams: int = 1, *, are_paired: bool = False
+        self,
+        sharers: Sequence[Sharers],
+        weight: int = 1,
+        num_replica_groups: int = 1,
+        *,
+        are_paired: bool = False,
     ) -> None:
         """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
-        among them. `num_teams`: how often they are there, where these are those of one of several teams;
+        among them. `num_replica_groups`: how often they are there, where these are those of one of several
+        replica groups;
         `are_paired`: see above.
         """
         held = (
@@ -288,8 +301,8 @@ class Held:
         self.num_fragments = len(sharers)
         self.share = len(held) / len(sharers)
         self.kept = sum(weight / of_fragment.weight for of_fragment in held) / len(sharers)
-        self.num_teams, self.are_paired = num_teams, are_paired
-        self.owned = self.kept / num_teams
+        self.num_replica_groups, self.are_paired = num_replica_groups, are_paired
+        self.owned = self.kept / num_replica_groups
         self.padded = max(
             (of_fragment.number * of_fragment.largest / of_fragment.weight for of_fragment in held),
             default=1.0,

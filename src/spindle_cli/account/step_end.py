@@ -36,7 +36,7 @@ def collectives_of_step(
     flags, the norm, the gathers, which are those of the sums from the last to the first.
 
     Groups that are summed inside of each backward pass have no sum here, and those whose parameters are
-    gathered inside of passes no gather, but what teams sum and hand on among each other.
+    gathered inside of passes no gather, but what replica groups sum and hand on among each other.
 
     What a loss counts of labels or masks goes with the losses; a plan does not know how many numbers that is.
 
@@ -56,7 +56,7 @@ def collectives_of_step(
             group.devices,
             *_moved(group, plan.cluster, sharded=sharded),
             group.index,
-            group.weights if sharded and not group.teams else (),
+            group.weights if sharded and not group.replica_groups else (),
             by_node=sharded and bool(group.nodes) and not group.sums_whole,
         )
         for group in summed
@@ -95,15 +95,15 @@ def together_s(collective: Together, spread: Spread, cluster: Cluster) -> float:
 
 def _moved(group: ParameterGroup, cluster: Cluster, *, sharded: bool) -> tuple[int, int]:
     """The bytes of a group's sum, and how often they go around."""
-    if group.teams:
-        return between_teams_bytes(group, group.num_bytes, cluster), 1
+    if group.replica_groups:
+        return between_replica_groups_bytes(group, group.num_bytes, cluster), 1
     is_once = group.is_gathered or (sharded and group.sharding is not Sharding.NONE)
     return group.moved_bytes, 1 if is_once and not group.sums_whole else 2
 
 
 def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
     """The gather of what a group's devices have updated."""
-    if not group.teams:
+    if not group.replica_groups:
         return Together(
             Collective.GATHER,
             group.devices,
@@ -113,25 +113,26 @@ def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
             group.weights,
             by_node=bool(group.nodes) and not group.gathers_whole,
         )
-    num_bytes = between_teams_bytes(group, group.parameter_bytes, cluster)
+    num_bytes = between_replica_groups_bytes(group, group.parameter_bytes, cluster)
     return Together(Collective.GATHER, group.devices, num_bytes, 1, group.index)
 
 
-def between_teams_bytes(group: ParameterGroup, num_bytes: int, cluster: Cluster) -> int:
-    """Bytes of a gather over all devices of a group that would load their links as its teams do with what
-    they exchange: each device of T teams hands on, or takes, (T - 1) / T of its range, of the smallest team
-    the largest; between nodes all devices of a node at once.
+def between_replica_groups_bytes(group: ParameterGroup, num_bytes: int, cluster: Cluster) -> int:
+    """Bytes of a gather over all devices of a group that would load their links as its replica groups do with
+    what
+    they exchange: each device of T replica groups hands on, or takes, (T - 1) / T of its range, of the
+    smallest replica group the largest; between nodes all devices of a node at once.
 
     A gather of b bytes over n devices moves (n - 1) / n of b into each node, or over each device's link where
     there is one node alone.
 
     Args:
-        num_bytes: of what each team shares out.
+        num_bytes: of what each replica group shares out.
     """
-    count, num_devices = len(group.teams), len(group.devices)
+    count, num_devices = len(group.replica_groups), len(group.devices)
     on_node = Counter(cluster.node_of[device] for device in group.devices)
     at_once = max(on_node.values()) if len(on_node) > 1 else 1
-    of_device = num_bytes / min(map(len, group.teams)) * (count - 1) / count
+    of_device = num_bytes / min(map(len, group.replica_groups)) * (count - 1) / count
     return ceil(at_once * of_device * num_devices / (num_devices - 1))
 
 

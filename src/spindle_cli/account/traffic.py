@@ -274,7 +274,10 @@ def find_communicator_ranks(
     summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
     summing |= {part for group in groups for part in (*group.nodes, *group.across)}
     sharing = {
-        team for group in groups if group.sharding.is_by_pass for team in group.teams or (group.devices,)
+        replica_group
+        for group in groups
+        if group.sharding.is_by_pass
+        for replica_group in group.replica_groups or (group.devices,)
     }
     return (
         CommunicatorRanks(everyone, Purpose.EVERYONE),

@@ -137,11 +137,12 @@ class ParameterGroup:
             Parameters that it does not split are held, and summed, by all devices of their slices.
         last_ops: of each of `slices`, the last op that uses these parameters.
         sharding: what the devices share out of them. Where that is more than optimizer state, each of
-            `slices` runs on all of `devices`, or of one of the `teams`: the gradients are summed inside of
-            each backward pass.
-        teams: of the devices, those that share the parameters out among themselves, each ascending, by their
-            first ones; none: all of them do. What a team has summed is summed over the teams behind its last
-            backward pass, each device stepping a part of its range, and handing it on to the other teams.
+            `slices` runs on all of `devices`, or of one of the `replica_groups`: the gradients are summed
+            inside of each backward pass.
+        replica_groups: of the devices, those that share the parameters out among themselves, each ascending,
+            by their first ones; none: all of them do. What a replica group has summed is summed over the
+            replica groups behind its last backward pass, each device stepping a part of its range, and
+            handing it on to the other replica groups.
         is_trained: whether there are any gradients.
         summing: how its gradients are summed. One that is gathered is of one parameter, which all step whole.
         share_tokens: of the largest share of what is gathered; 0 where nothing is.
@@ -168,7 +169,7 @@ class ParameterGroup:
     fragment: tuple[int, int]
     last_ops: tuple[int, ...] = ()
     sharding: Sharding = Sharding.OPTIMIZER
-    teams: tuple[tuple[int, ...], ...] = ()
+    replica_groups: tuple[tuple[int, ...], ...] = ()
     is_trained: bool = True
     summing: Summing = Summing.DENSE
     share_tokens: int = 0
@@ -194,7 +195,7 @@ class ParameterGroup:
     @property
     def is_summed_at_once(self) -> bool:
         """Whether its gradients are summed once in a step, behind the passes that add to them."""
-        is_summed_in_passes = self.sharding.is_by_pass and not self.teams
+        is_summed_in_passes = self.sharding.is_by_pass and not self.replica_groups
         return len(self.devices) > 1 and self.is_trained and not is_summed_in_passes
 
     @property
@@ -202,23 +203,26 @@ class ParameterGroup:
         """Whether devices have parts of it updated that others have to get, where they share state out."""
         if len(self.devices) == 1 or self.sharding is Sharding.NONE:
             return False
-        return not self.sharding.is_fetched or (bool(self.teams) and self.is_trained)
+        return not self.sharding.is_fetched or (bool(self.replica_groups) and self.is_trained)
 
     def awaited_ops(self, slices: Sequence[SliceShape]) -> Iterator[tuple[int, int]]:
         """Say for each of its slices which op is the first that waits for what is handed on: the first that
-        uses it; where a team gathers it for its passes the one before, with which that gather starts.
+        uses it; where a replica group gathers it for its passes the one before, with which that gather
+        starts.
         """
         for index, op in zip(self.slices, self.first_ops, strict=True):
-            yield index, max(slices[index].ops[0], op - 1) if self.teams else op
+            yield index, max(slices[index].ops[0], op - 1) if self.replica_groups else op
 
-    def in_team(self, device: int) -> ParameterGroup:
+    def in_replica_group(self, device: int) -> ParameterGroup:
         """What the devices share out that hold it together with one of them, as a group of their own."""
-        if not self.teams:
+        if not self.replica_groups:
             return self
-        team = next(team for team in self.teams if device in team)
+        replica_group = next(
+            replica_group for replica_group in self.replica_groups if device in replica_group
+        )
         weight_of = dict(zip(self.devices, self.weights, strict=False))
-        weights = tuple(weight_of[member] for member in team) if weight_of else ()
-        return replace(self, devices=team, teams=(), weights=weights)
+        weights = tuple(weight_of[member] for member in replica_group) if weight_of else ()
+        return replace(self, devices=replica_group, replica_groups=(), weights=weights)
 
     @property
     def moved_bytes(self) -> int:

@@ -222,28 +222,28 @@ def whole_micro_batches(plan: Plan) -> Iterator[Violation]:
 def shared_out(plan: Plan) -> Iterator[Violation]:
     """All slices of parameters that are shared out beyond their optimizer state run on the same devices,
     which gather and sum together in each of their passes; or where the parameters themselves are shared out,
-    on those of one of several teams, of two devices at least, that have no device in common.
+    on those of one of several replica groups, of two devices at least, that have no device in common.
     """
-    teams_by_key: dict[str, list[Slice]] = {}  # the first slice of each team
+    replica_groups_by_key: dict[str, list[Slice]] = {}  # the first slice of each replica group
     for wave, slice_ in located(plan):
         metaop = plan.by_name[slice_.metaop]
         key = metaop.parameters or metaop.name
         sharding = plan.sharding.get(key)
         if sharding is None or not sharding.is_by_pass:
             continue
-        teams = teams_by_key.setdefault(key, [])
+        replica_groups = replica_groups_by_key.setdefault(key, [])
         devices = set(slice_.devices)
-        if any(set(peer.devices) == devices for peer in teams):
+        if any(set(peer.devices) == devices for peer in replica_groups):
             continue
         conflicting = [
             peer
-            for peer in teams
+            for peer in replica_groups
             if not sharding.is_fetched
             or not devices.isdisjoint(peer.devices)
             or min(len(devices), len(peer.devices)) < 2
         ]
         if conflicting:
-            also = ", or in teams that have none in common" if sharding.is_fetched else ""
+            also = ", or in replica groups that have none in common" if sharding.is_fetched else ""
             yield Violation(
                 rule="sharding",
                 where=place_of(wave, slice_),
@@ -253,4 +253,4 @@ def shared_out(plan: Plan) -> Iterator[Violation]:
                 expected=f"all slices of parameters that are shared out on the same devices{also}",
             )
         else:
-            teams.append(slice_)
+            replica_groups.append(slice_)

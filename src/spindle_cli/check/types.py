@@ -72,7 +72,7 @@ RULES = {
     ),
     "sharding": (
         "all slices of parameters that are shared out beyond optimizer state run on the same devices; of "
-        "parameters that are themselves shared out, on those of one of several teams"
+        "parameters that are themselves shared out, on those of one of several replica groups"
     ),
     "micro-batches": (
         "MetaOps that take from each other have as many; one where an op sums something over its batch "

@@ -135,7 +135,7 @@ class DeviceBuilder:
         layout = self.layouts[index]
         communicator = self.directory.of_share(layout, layout.share_of[self.device])
         shards = {
-            self.directory.of_shards(group.in_team(self.device).devices)
+            self.directory.of_shards(group.in_replica_group(self.device).devices)
             for group in self._by_pass.get(index, ())
             if (self.is_reached[index] if kind is Kind.BACKWARD else group.sharding.is_fetched)
         }
@@ -146,8 +146,8 @@ class DeviceBuilder:
         where another slice does, the first behind which that is through. Behind other posts, or where the
         pass itself waits for other devices, which may wait for this sum, it is the slice's first, when the
         pass is through. Never before an earlier sum. A device that has run nothing backward, and adds
-        nothing, has no op for it; nor has a sum over teams behind a pass that sums what these share out,
-        which is there when that pass has ended, and none that follows it.
+        nothing, has no op for it; nor has a sum over replica groups behind a pass that sums what these share
+        out, which is there when that pass has ended, and none that follows it.
         """
         written: list[Action] = []
         slice_index: int | None = None
@@ -161,7 +161,9 @@ class DeviceBuilder:
                 least = last_op - 1
                 may_be_inside = action.communicator is None and not action.shards
                 shares_out, is_behind = bool(action.shards), False
-            elif action.kind is Kind.SUM and shares_out and (is_behind or self._is_over_teams(action)):
+            elif (
+                action.kind is Kind.SUM and shares_out and (is_behind or self._is_over_replica_groups(action))
+            ):
                 is_behind = True
             elif action.kind is Kind.SUM and slice_index is not None:
                 assert action.group is not None, "a SUM has a group"
@@ -204,8 +206,8 @@ class DeviceBuilder:
             written.append(action)
         return written
 
-    def _is_over_teams(self, action: Action) -> bool:
-        return any(group.teams and group.index == action.group for group in self.groups)
+    def _is_over_replica_groups(self, action: Action) -> bool:
+        return any(group.replica_groups and group.index == action.group for group in self.groups)
 
     def _op_of(self, slice_index: int, number: int) -> int:
         """The op of a slice with whose backward the sum of a group may start: the one behind which all slices
@@ -215,7 +217,7 @@ class DeviceBuilder:
             return self.completing[slice_index, number]
         group = next(group for group in self.groups if group.index == number)
         first_ops = group.first_ops
-        if group.teams:  # there when whole passes are through
+        if group.replica_groups:  # there when whole passes are through
             first_ops = tuple(self.slices[index].ops[0] for index in group.slices)
         uses = zip(group.slices, first_ops, strict=True)
         complete = max(run_back(self.clock, self.slices, *use) for use in uses)
@@ -249,7 +251,7 @@ class DeviceBuilder:
         return [Action(Kind.FLAGS, communicator=communicator) for communicator in sorted(shared)]
 
     def _gathers(self) -> list[Action]:
-        """Hand on what was updated, but what is gathered for each pass by one team."""
+        """Hand on what was updated, but what is gathered for each pass by one replica group."""
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
             for group in in_need(self.groups, self.begin, self.slices)

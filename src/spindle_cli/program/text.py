@@ -211,5 +211,5 @@ def _explain_group(program: Program, action: Action) -> str:
     size = format_bytes(group.moved_bytes)
     blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
     made_of = f" of {group.summing} gathered" if group.is_gathered else ""
-    teams = f" of {len(group.teams)} teams" if group.teams else ""
-    return f"{names}: {blocks}, {size}{made_of}, over {len(group.devices)} devices{teams}"
+    replica_groups = f" of {len(group.replica_groups)} replica groups" if group.replica_groups else ""
+    return f"{names}: {blocks}, {size}{made_of}, over {len(group.devices)} devices{replica_groups}"

@@ -311,12 +311,14 @@ class Account:
                     there.is_whole = True
         assert there is not None, "a slice that uses a kind uses a block of it"
         holders, block = self.setting.holders, self.setting.kinds.block[kind]
-        num_teams = holders.num_teams(block) if there.sharding.is_fetched else 1
-        sharers = holders.in_team(block, parts[users[0][0]].slice_index) if num_teams > 1 else ()
+        num_replica_groups = holders.num_replica_groups(block) if there.sharding.is_fetched else 1
+        sharers = (
+            holders.in_replica_group(block, parts[users[0][0]].slice_index) if num_replica_groups > 1 else ()
+        )
         if sharers and min(of_fragment.number for of_fragment in sharers) > 1:
-            there.divide(sharers, weight, num_teams, are_paired=holders.are_paired(block))
+            there.divide(sharers, weight, num_replica_groups, are_paired=holders.are_paired(block))
             return there
-        if sharers:  # each part of it is on one device of a team
+        if sharers:  # each part of it is on one device of a replica group
             there.sharding = Sharding.OPTIMIZER
         there.divide(holders.of(block), weight)
         return there
@@ -358,7 +360,7 @@ class Account:
         if (
             level.is_by_pass
             and use.tied_keys
-            and not self.setting.holders.num_teams(self.setting.kinds.block[kind])
+            and not self.setting.holders.num_replica_groups(self.setting.kinds.block[kind])
         ):
             return Sharding.OPTIMIZER
         return level

@@ -2,7 +2,7 @@
 
 Ops in a row that need the same and use parameters of the same kinds are gone through at once: from one to the
 next as much comes or goes, so that the first or the last of them is the fullest. Between passes there stay
-what teams hand to each other (`HandedOn`), and what a device gathers (`KeptGathered`) and casts
+what replica groups hand to each other (`HandedOn`), and what a device gathers (`KeptGathered`) and casts
 (`KeptCasts`).
 """
 
@@ -24,7 +24,8 @@ from spindle_cli.units import MIB
 
 
 class HandedOn:
-    """Bytes of what teams hand to each other of what they have stepped, in buffers, from pass to pass.
+    """Bytes of what replica groups hand to each other of what they have stepped, in buffers, from pass to
+    pass.
 
     All exchanges start behind the update. What a pass uses is gathered with the op before it, and what was
     handed on of it is taken to where it belongs first: its buffers go then. What other plans' slices alone
@@ -223,7 +224,7 @@ class Setting:
         parts: one for each slice, by its number; behind them those of further sizes of shares.
         kinds: of the parameters that they use.
         sums_take_buffers: gradient sums under way take receive buffers, or padded copies;
-            `only_teams_take_buffers`: none but those over teams.
+            `only_replica_groups_take_buffers`: none but those over replica groups.
         buffers_are_small: no sum takes more than `SUM_BUFFER_BYTES`, as padded copies do not.
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
@@ -236,7 +237,7 @@ class Setting:
     kinds: Kinds
     holders: Holders
     sums_take_buffers: bool
-    only_teams_take_buffers: bool
+    only_replica_groups_take_buffers: bool
     buffers_are_small: bool
     gradient_width: float
     shares_out: bool
@@ -300,7 +301,7 @@ class Iteration:
                 (
                     self._buffer_of(there)
                     for there in held.values()
-                    if not setting.buffers_are_small or there.num_teams > 1
+                    if not setting.buffers_are_small or there.num_replica_groups > 1
                 ),
                 default=0.0,
             )
@@ -558,7 +559,7 @@ class Iteration:
 
     def _scattering(self, under_way: float) -> float:
         """What a scatter takes beside its gradients."""
-        if not self._setting.sums_take_buffers or self._setting.only_teams_take_buffers:
+        if not self._setting.sums_take_buffers or self._setting.only_replica_groups_take_buffers:
             return 0.0
         taken = self._width * under_way
         return min(taken, SUM_BUFFER_BYTES) if self._setting.buffers_are_small else taken
@@ -585,7 +586,7 @@ class Iteration:
 
     def _buffer_of(self, there: Held) -> float:
         """Bytes of the buffer of the sum of a block's gradients that goes once around in a step."""
-        is_taken = there.num_teams > 1 or not self._setting.only_teams_take_buffers
+        is_taken = there.num_replica_groups > 1 or not self._setting.only_replica_groups_take_buffers
         return there.summed_bytes if is_taken else 0.0
 
     def _lasting_buffers(self) -> float:

@@ -91,7 +91,7 @@ def check_sums(program: Program) -> None:
             members[_group(action)].append(device)
     for group in program.groups:
         is_summed = len(group.devices) > 1 and not group.sharding.is_by_pass
-        is_summed = is_summed or (len(group.teams) > 1 and group.is_trained)
+        is_summed = is_summed or (len(group.replica_groups) > 1 and group.is_trained)
         wanted = sorted(group.devices) if is_summed else []
         if sorted(members[group.index]) != wanted:
             device = min(set(wanted) ^ set(members[group.index]))
@@ -101,8 +101,8 @@ def check_sums(program: Program) -> None:
 
 def _check_ops(program: Program, device: int) -> None:
     """A sum's op is of the backward slice before it. Neither with it, nor with a sum behind it, which would
-    take it along, may it start before the last op that adds to it there. What teams sum that the pass itself
-    has summed starts behind that pass, and so do all sums that follow.
+    take it along, may it start before the last op that adds to it there. What replica groups sum that the
+    pass itself has summed starts behind that pass, and so do all sums that follow.
     """
     slice_index: int | None = None
     is_behind = False
@@ -112,10 +112,10 @@ def _check_ops(program: Program, device: int) -> None:
             slice_index, is_behind = action.slice_index, False
         elif action.kind is Kind.SUM:
             group = program.groups[_group(action)]
-            is_behind = is_behind or (bool(group.teams) and action.op is None)
+            is_behind = is_behind or (bool(group.replica_groups) and action.op is None)
             if action.op is None and (slice_index is None or is_behind):
                 continue  # the device has run nothing that adds to it, or the pass is through
-            if is_behind or (group.teams and slice_index in group.slices):
+            if is_behind or (group.replica_groups and slice_index in group.slices):
                 raise fault(program, f"device {device} may start this sum inside of a pass", (device, step))
             if (
                 slice_index is None

@@ -254,7 +254,7 @@ def _check_nodes(program: Program, group: ParameterGroup) -> None:
     on_nodes = [{node_of[device] for device in node} for node in group.nodes]
     if len(sizes) != 1 or len(group.nodes) < 2 or any(len(node_indices) > 1 for node_indices in on_nodes):
         raise fault(program, f"group {group.index} does not go by nodes evenly: {group.nodes}")
-    if group.weights or group.is_gathered or group.sharding is not Sharding.OPTIMIZER or group.teams:
+    if group.weights or group.is_gathered or group.sharding is not Sharding.OPTIMIZER or group.replica_groups:
         raise fault(program, f"group {group.index} goes by nodes, and is not summed once in equal ranges")
     summing = summing_communicators(program)
     missing = [part for part in (*group.nodes, *group.across) if part not in summing]

@@ -23,9 +23,9 @@ def check_shards(program: Program) -> None:
         _check_users(program, group)
     reached = _with_gradients(program)
     for device, actions in program.actions.items():
-        teams = _teams_by_pass(program, device, sharded, reached)
+        replica_groups = _replica_groups_by_pass(program, device, sharded, reached)
         for step, action in enumerate(actions):
-            wanted = sorted(teams.get((action.kind, action.slice_index), ()))
+            wanted = sorted(replica_groups.get((action.kind, action.slice_index), ()))
             if _gathered_over(program, action) != wanted or len(action.shards) != len(wanted):
                 message = f"expected what its parameters are gathered over, of {wanted}"
                 if not sharded:
@@ -34,39 +34,46 @@ def check_shards(program: Program) -> None:
 
 
 def _check_users(program: Program, group: ParameterGroup) -> None:
-    """Each slice that uses a sharded group runs on all of its devices, or on all of one of its teams and on
-    nobody of another, so that they gather and sum at the same op; and that op is one of the slice's.
+    """Each slice that uses a sharded group runs on all of its devices, or on all of one of its replica groups
+    and on nobody of another, so that they gather and sum at the same op; and that op is one of the slice's.
     """
-    teams = _teams_of(program, group)
+    replica_groups = _replica_groups_of(program, group)
     for index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
         begin, end = program.slices[index].ops
         holders = set(group.devices) & set(program.slices[index].devices)
-        if holders not in map(set, teams):
+        if holders not in map(set, replica_groups):
             message = f"slice {index} does not run on all devices that share its parameters out"
-            raise fault(program, f"{message}, {' or '.join(map(str, teams))}")
+            raise fault(program, f"{message}, {' or '.join(map(str, replica_groups))}")
         if not begin <= first <= last < end:
             raise fault(program, f"group {group.index} is used by ops {first} to {last} of slice {index}")
 
 
-def _teams_by_pass(
+def _replica_groups_by_pass(
     program: Program, device: int, sharded: Sequence[ParameterGroup], reached: Collection[int]
 ) -> dict[tuple[Kind, int | None], set[tuple[int, ...]]]:
     """For each pass of a device, the devices with which it gathers sharded parameters, or sums gradients,
     while it runs. `reached`: the slices to which gradients come.
     """
-    teams: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
+    replica_groups: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
     for group in sharded:
-        team = next((team for team in group.teams or (group.devices,) if device in team), None)
-        if team is None:
+        replica_group = next(
+            (
+                replica_group
+                for replica_group in group.replica_groups or (group.devices,)
+                if device in replica_group
+            ),
+            None,
+        )
+        if replica_group is None:
             continue
         for index in group.slices:
             if device not in program.slices[index].devices:
                 continue
             if index in reached:
-                teams.setdefault((Kind.BACKWARD, index), set()).add(team)
+                replica_groups.setdefault((Kind.BACKWARD, index), set()).add(replica_group)
             if group.sharding.is_fetched:
-                teams.setdefault((Kind.FORWARD, index), set()).add(team)
-    return teams
+                replica_groups.setdefault((Kind.FORWARD, index), set()).add(replica_group)
+    return replica_groups
 
 
 def _gathered_over(program: Program, action: Action) -> list[tuple[int, ...]]:
@@ -78,20 +85,22 @@ def _gathered_over(program: Program, action: Action) -> list[tuple[int, ...]]:
     return sorted(communicator.ranks for communicator in named if communicator.purpose is Purpose.SHARDS)
 
 
-def _teams_of(program: Program, group: ParameterGroup) -> tuple[tuple[int, ...], ...]:
+def _replica_groups_of(program: Program, group: ParameterGroup) -> tuple[tuple[int, ...], ...]:
     """Who shares a group out.
 
     Raises:
-        ProgramError: not each of its devices is in one team, or what is shared out is not gathered.
+        ProgramError: not each of its devices is in one replica group, or what is shared out is not gathered.
     """
-    if not group.teams:
+    if not group.replica_groups:
         return (group.devices,)
-    members = sorted(device for team in group.teams for device in team)
-    is_sound = tuple(members) == group.devices and min(map(len, group.teams)) > 1 < len(group.teams)
+    members = sorted(device for replica_group in group.replica_groups for device in replica_group)
+    is_sound = tuple(members) == group.devices and min(map(len, group.replica_groups)) > 1 < len(
+        group.replica_groups
+    )
     if not (is_sound and group.sharding.is_fetched):
         message = f"group {group.index} ({group.sharding}) of devices {group.devices}"
-        raise fault(program, f"{message} is not shared out by teams {group.teams}")
-    return group.teams
+        raise fault(program, f"{message} is not shared out by replica groups {group.replica_groups}")
+    return group.replica_groups
 
 
 def _with_gradients(program: Program) -> set[int]:

@@ -20,8 +20,8 @@ from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBuck
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.reached import Steady
-from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
-from spindle_cli.runtime.communication.teams.team_ranges import Teams
+from spindle_cli.runtime.communication.replica_groups.group_ranges import ReplicaGroups
+from spindle_cli.runtime.communication.replica_groups.replica_group_bucket import ReplicaGroupBucket
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, EXCHANGES_STORAGES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
 from spindle_cli.workload.initial.matching import OwnValues
@@ -29,7 +29,7 @@ from spindle_cli.workload.initial.matching import OwnValues
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket
 # Those that are summed between passes, or in one that completes them.
-SummedBucket = Bucket | ShardedBucket | GatheredBucket | TeamBucket
+SummedBucket = Bucket | ShardedBucket | GatheredBucket | ReplicaGroupBucket
 TrainedBucket = SummedBucket | PassBucket
 AnyBucket = TrainedBucket | FrozenBucket
 
@@ -60,9 +60,12 @@ class BucketMaker:
         """Make the buckets of a group that several ranks share, this one among them: one for each dtype."""
         names = [name for name, _ in group.blocks]
         if not group.is_trained:
-            inside, teams = self._inside(group), Teams.of(group) if group.teams else None
+            inside, replica_groups = (
+                self._inside(group),
+                ReplicaGroups.of(group) if group.replica_groups else None,
+            )
             return tuple(
-                FrozenBucket(alike, inside, group.sharding, self.shards, teams)
+                FrozenBucket(alike, inside, group.sharding, self.shards, replica_groups)
                 for alike in self._by_dtype(names)
             )
         members = self._summing(group)
@@ -111,14 +114,18 @@ class BucketMaker:
         if not group.sharding.is_by_pass:
             return ShardedBucket(parameters, members)
         inside = self._inside(group)
-        if group.teams:
-            return TeamBucket(parameters, inside, group.sharding, members, self.shards, Teams.of(group))
+        if group.replica_groups:
+            return ReplicaGroupBucket(
+                parameters, inside, group.sharding, members, self.shards, ReplicaGroups.of(group)
+            )
         return PassBucket(parameters, inside, group.sharding, members.communicator, self.shards)
 
     def _inside(self, group: ParameterGroup) -> Members:
         """Who gathers and sums together inside of passes."""
-        team = group.in_team(self.rank)
-        return Members.of(team.devices, self.rank, self.communicators.sharing(team.devices), team)
+        replica_group = group.in_replica_group(self.rank)
+        return Members.of(
+            replica_group.devices, self.rank, self.communicators.sharing(replica_group.devices), replica_group
+        )
 
     def _by_dtype(self, names: Iterable[str]) -> list[dict[str, nn.Parameter]]:
         by_dtype: dict[torch.dtype, dict[str, nn.Parameter]] = {}

@@ -17,7 +17,7 @@ from torch import nn
 
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members, start_gather
-from spindle_cli.runtime.communication.teams.team_ranges import TeamRange, Teams
+from spindle_cli.runtime.communication.replica_groups.group_ranges import GroupRange, ReplicaGroups
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
@@ -33,7 +33,7 @@ Elements = tuple[str, tuple[int, int], int]
 
 class FlatBucket:
     """Parameters of one dtype. With `Sharding.GRADIENTS` they stay whole; else every rank keeps a
-    range of them, each of a team where there are several.
+    range of them, each of a replica group where there are several.
 
     Attributes:
         is_fetched: whether passes make them whole. `is_kept`: they stay so from a slice's forward pass to its
@@ -48,11 +48,11 @@ class FlatBucket:
         members: Members,
         sharding: Sharding,
         shards: MutableMapping[str, OwnValues] | None = None,
-        teams: Teams | None = None,
+        replica_groups: ReplicaGroups | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered inside of passes. `shards`: of parameters
-        without memory, what this rank has, which the bucket takes away. `teams`: where there are several,
-        one of which the members are.
+        without memory, what this rank has, which the bucket takes away. `replica_groups`: where there are
+        several, one of which the members are.
         """
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
@@ -62,8 +62,8 @@ class FlatBucket:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._layout = FlatLayout.of(sizes, first.itemsize, members.count, members.weights)
         self._members = members.with_cuts(self._layout.cuts)
-        self._team_ranges: tuple[TeamRange, ...] = (
-            () if teams is None else teams.ranges(sizes, first.itemsize)
+        self._group_ranges: tuple[GroupRange, ...] = (
+            () if replica_groups is None else replica_groups.ranges(sizes, first.itemsize)
         )
         self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
         self._shard = self._take_parameters(parameters, {} if shards is None else shards)
@@ -116,16 +116,16 @@ class FlatBucket:
 
     @property
     def own_ranges(self) -> tuple[OwnedRange, ...]:
-        """What this rank has of the parameters; where there are several teams, in ranges that ranks of all
-        teams have alike.
+        """What this rank has of the parameters; where there are several replica groups, in ranges that ranks
+        of all replica groups have alike.
         """
         low, high = self._layout.range_of(self._members.position)
         ranges = [
-            (team_range.first, team_range.last)
-            for team_range in self._team_ranges
-            if low <= team_range.first < high
+            (group_range.first, group_range.last)
+            for group_range in self._group_ranges
+            if low <= group_range.first < high
         ]
-        return self._ranges_of(self._elements_in(ranges) if self._team_ranges else self._kept_elements())
+        return self._ranges_of(self._elements_in(ranges) if self._group_ranges else self._kept_elements())
 
     def _ranges_of(self, elements_of: Iterable[Elements]) -> tuple[OwnedRange, ...]:
         return tuple(

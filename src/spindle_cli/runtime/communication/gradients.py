@@ -36,7 +36,7 @@ from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBuck
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.reached import Steady
-from spindle_cli.runtime.communication.teams.team_bucket import TeamBucket
+from spindle_cli.runtime.communication.replica_groups.replica_group_bucket import ReplicaGroupBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.initial.matching import OwnValues
@@ -201,7 +201,7 @@ class GradientPool:
         """Exchange all parameters that are stepped in ranges, outside of a step, and wait. Collective."""
         for group in sorted(self._buckets):
             for bucket in self._buckets[group]:
-                if isinstance(bucket, ShardedBucket | TeamBucket) or (
+                if isinstance(bucket, ShardedBucket | ReplicaGroupBucket) or (
                     isinstance(bucket, PassBucket) and not bucket.is_fetched
                 ):
                     bucket.start_gather()

@@ -15,7 +15,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
 from spindle_cli.runtime.communication.flat_bucket import Elements, FlatBucket
-from spindle_cli.runtime.communication.teams.team_ranges import Teams
+from spindle_cli.runtime.communication.replica_groups.group_ranges import ReplicaGroups
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.training.precision import gradient_dtype
@@ -36,13 +36,13 @@ class PassBucket(FlatBucket):
         sharding: Sharding,
         between_steps: dist.ProcessGroup | None,
         shards: MutableMapping[str, OwnValues] | None = None,
-        teams: Teams | None = None,
+        replica_groups: ReplicaGroups | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered and summed inside of passes;
         `between_steps`: what new values of parameters that stay whole are gathered over; `shards` and
-        `teams`: see `FlatBucket`.
+        `replica_groups`: see `FlatBucket`.
         """
-        super().__init__(parameters, members, sharding, shards, teams)
+        super().__init__(parameters, members, sharding, shards, replica_groups)
         first = self.parameters[0]
         self._between_steps = replace(self._members, communicator=between_steps)
         self._sum = torch.zeros_like(self._shard, dtype=gradient_dtype(first))

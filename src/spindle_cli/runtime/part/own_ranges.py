@@ -90,12 +90,12 @@ def _leaves(table: ParameterTable, cuts: Cuts, dtype: torch.dtype | None) -> Ite
 
 def _owned(leaves: Mapping[str, _Leaf], group: ParameterGroup, rank: int) -> dict[str, tuple[int, int]]:
     """By key, the elements that a rank keeps of leaves that lie in buckets together, one of each dtype."""
-    team = group.in_team(rank)
+    replica_group = group.in_replica_group(rank)
     elements = dict.fromkeys(leaves, (0, 0))
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves.values()):
         sizes = {key: leaf.num_elements for key, leaf in leaves.items() if leaf.dtype == dtype}
-        layout = FlatLayout.of(sizes, dtype.itemsize, len(team.devices), team.weights)
-        for key, first, last in layout.owned(team.devices.index(rank)):
+        layout = FlatLayout.of(sizes, dtype.itemsize, len(replica_group.devices), replica_group.weights)
+        for key, first, last in layout.owned(replica_group.devices.index(rank)):
             elements[key] = first, last
     return elements
 

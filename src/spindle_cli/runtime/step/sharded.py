@@ -73,10 +73,10 @@ def uses_in(program: Program, rank: int, pool: GradientPool, part: int) -> dict[
     }
     groups = [group for group in program.groups if group.sharding.is_by_pass and rank in group.devices]
     # What few devices share comes first on all of them, so that none waits for another in a circle.
-    for group in sorted(groups, key=lambda group: (len(group.in_team(rank).devices), group.index)):
+    for group in sorted(groups, key=lambda group: (len(group.in_replica_group(rank).devices), group.index)):
         for bucket in pool.in_passes(part, group.index):
             for slice_index, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-                if slice_index in uses_by_slice:  # else another team's
+                if slice_index in uses_by_slice:  # else another replica group's
                     uses_by_slice[slice_index].append(Use(bucket, first, last, program.reached[slice_index]))
     return {index: Uses(uses, program.slices[index].ops) for index, uses in uses_by_slice.items()}
 

@@ -1,6 +1,6 @@
-"""Flat buckets of parameters that several teams of ranks share out, each for itself: within a team as within
-any group that shares parameters out (`pass_bucket.py`); between the passes and the update teams sum what each
-has summed, and behind it hand on what each rank has stepped of its range.
+"""Flat buckets of parameters that several replica groups of ranks share out, each for itself: within a
+replica group as within any group that shares parameters out (`pass_bucket.py`); between the passes and the
+update replica groups sum what each has summed, and behind it hand on what each rank has stepped of its range.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.communication.teams.between_teams import BetweenTeams, UnderWay
-from spindle_cli.runtime.communication.teams.team_ranges import Teams
+from spindle_cli.runtime.communication.replica_groups.between_replica_groups import (
+    BetweenReplicaGroups,
+    UnderWay,
+)
+from spindle_cli.runtime.communication.replica_groups.group_ranges import ReplicaGroups
 from spindle_cli.workload.initial.matching import OwnValues
 
 if TYPE_CHECKING:
     from spindle_cli.runtime.communication.flat_bucket import Elements
 
 
-class TeamBucket(PassBucket):
-    """Trained parameters of one dtype, of whose values and gradients each rank of a team keeps a range.
+class ReplicaGroupBucket(PassBucket):
+    """Trained parameters of one dtype, of whose values and gradients each rank of a replica group keeps a
+    range.
 
     Attributes:
-        owned_ranges: what this rank steps: of its range, one part of each range that other teams keep, too.
+        owned_ranges: what this rank steps: of its range, one part of each range that other replica groups
+            keep, too.
     """
 
     def __init__(
@@ -37,33 +42,36 @@ class TeamBucket(PassBucket):
         sharding: Sharding,
         everyone: Members,
         shards: MutableMapping[str, OwnValues] | None,
-        teams: Teams,
+        replica_groups: ReplicaGroups,
     ) -> None:
-        """`members`: of the team, with the communicator for its passes; `everyone`: of all teams;
+        """`members`: of the replica group, with the communicator for its passes; `everyone`: of all replica
+        groups;
         `shards`: see `FlatBucket`.
         """
         self._position = everyone.position
-        super().__init__(parameters, members, sharding, everyone.communicator, shards, teams)
-        self._between = BetweenTeams.of(
-            self._team_ranges, everyone.position, everyone.count, everyone.communicator
+        super().__init__(parameters, members, sharding, everyone.communicator, shards, replica_groups)
+        self._between = BetweenReplicaGroups.of(
+            self._group_ranges, everyone.position, everyone.count, everyone.communicator
         )
         self._summing: UnderWay | None = None
         self._handing_on: UnderWay | None = None
 
     def _stepped_elements(self) -> Iterator[Elements]:
         return self._elements_in(
-            (team_range.first, team_range.last)
-            for team_range in self._team_ranges
-            if team_range.owner == self._position
+            (group_range.first, group_range.last)
+            for group_range in self._group_ranges
+            if group_range.owner == self._position
         )
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes that a sum over the teams takes while it is under way."""
+        """Bytes that a sum over the replica groups takes while it is under way."""
         return self._between.sum_elements * self._sum.itemsize
 
     def start_sum(self) -> dist.Work:
-        """Start the sum over the teams; all passes of this rank that add to it are through. Collective."""
+        """Start the sum over the replica groups; all passes of this rank that add to it are through.
+        Collective.
+        """
         self._summing = self._between.start_sum(self._sum)
         return self._summing.work
 

@@ -1,10 +1,12 @@
-"""What ranks of several teams hand each other of a flat tensor that each team shares out for itself.
+"""What ranks of several replica groups hand each other of a flat tensor that each replica group shares out
+for itself.
 
-A rank keeps a range of it, as one of its team, and steps some parts of that range. Gradients go from all
-that keep a part to the one that steps it, which adds them up; its new values go back to them. Either way
+A rank keeps a range of it, as one of its replica group, and steps some parts of that range. Gradients go from
+all that keep a part to the one that steps it, which adds them up; its new values go back to them. Either way
 each rank sends to each other one what both have to do with, all at once. What goes to one rank alone and is
 one part of the range goes from where it is, and new values that come so come to where they belong: between
-two teams with the same ranges that is all there is, and nothing of it is copied (`account/holdings.py`).
+two replica groups with the same ranges that is all there is, and nothing of it is copied
+(`account/holdings.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch.distributed as dist
 
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import add_up
-from spindle_cli.runtime.communication.teams.team_ranges import TeamRange
+from spindle_cli.runtime.communication.replica_groups.group_ranges import GroupRange
 from spindle_cli.runtime.communication.transfers import wait_for
 
 if TYPE_CHECKING:
@@ -29,11 +31,11 @@ _Parts = list[tuple[int, int]]  # elements [first, last) of what a rank keeps
 
 
 @dataclass(frozen=True)
-class BetweenTeams:
+class BetweenReplicaGroups:
     """One rank's part in it.
 
     Attributes:
-        communicator: of all ranks of all teams; None is that of all ranks.
+        communicator: of all ranks of all replica groups; None is that of all ranks.
         kept: by rank, what this one keeps and that one steps.
         stepped: by rank, what this one steps and that one keeps.
     """
@@ -44,26 +46,26 @@ class BetweenTeams:
 
     @classmethod
     def of(
-        cls, ranges: Sequence[TeamRange], position: int, count: int, communicator: dist.ProcessGroup | None
-    ) -> BetweenTeams:
+        cls, ranges: Sequence[GroupRange], position: int, count: int, communicator: dist.ProcessGroup | None
+    ) -> BetweenReplicaGroups:
         """`position`: of this rank among all, of which there are `count`."""
-        kept_ranges = [team_range for team_range in ranges if position in team_range.keepers]
-        begin = min((team_range.first for team_range in kept_ranges), default=0)
+        kept_ranges = [group_range for group_range in ranges if position in group_range.keepers]
+        begin = min((group_range.first for group_range in kept_ranges), default=0)
         kept: tuple[_Parts, ...] = tuple([] for _ in range(count))
         stepped: tuple[_Parts, ...] = tuple([] for _ in range(count))
-        for team_range in kept_ranges:
-            part = team_range.first - begin, team_range.last - begin
-            if team_range.owner != position:
-                kept[team_range.owner].append(part)
+        for group_range in kept_ranges:
+            part = group_range.first - begin, group_range.last - begin
+            if group_range.owner != position:
+                kept[group_range.owner].append(part)
                 continue
-            for peer in team_range.keepers:
+            for peer in group_range.keepers:
                 if peer != position:
                     stepped[peer].append(part)
         return cls(communicator, kept, stepped)
 
     @property
     def sum_elements(self) -> int:
-        """The elements for which a sum over teams takes buffers."""
+        """The elements for which a sum over replica groups takes buffers."""
         return _copied(self.kept) + sum(map(_length, self.stepped))
 
     @property

@@ -1,4 +1,6 @@
-"""Parameters that several teams of devices share out: sums and gathers over all of them, and the proof."""
+"""Parameters that several replica groups of devices share out: sums and gathers over all of them, and the
+proof.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def timed(piece: Slice, backward_start_s: float, backward_s: float) -> Slice:
     return piece.model_copy(update={"end_s": piece.start_s + piece.num_ops, **times})
 
 
-def two_teams(
+def two_replica_groups(
     other: tuple[int, ...] = (2, 3), backward_s: float = 10.0, level: Sharding = Sharding.PARAMETERS
 ) -> Plan:
     """Two ops that task a runs on devices 0 and 1, b on others, backward in 4 and in 10 s; behind its own
@@ -71,7 +73,7 @@ def in_order(
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    found = link(two_teams(), settings=SETTINGS)
+    found = link(two_replica_groups(), settings=SETTINGS)
     prove(found)
     return found
 
@@ -86,9 +88,9 @@ def sums(program: Program, device: int) -> list[str]:
     return [format_action(action) for action in program.actions[device] if action.kind in kinds]
 
 
-def test_teams_sum_behind_their_passes_and_hand_on_behind_the_step(program: Program) -> None:
-    """Team b is through at 12 s, in the middle of the pass of c that devices 0 and 1 run then: there both
-    sums start behind its op 2, half an op later; on devices 2 and 3 behind the pass that has summed it.
+def test_replica_groups_sum_behind_their_passes_and_hand_on_behind_the_step(program: Program) -> None:
+    """Replica group b is through at 12 s, in the middle of the pass of c that devices 0 and 1 run then: there
+    both sums start behind its op 2, half an op later; on devices 2 and 3 behind the pass that has summed it.
     """
     shards = {each.ranks: each.index for each in program.communicators if each.purpose is Purpose.SHARDS}
     assert set(shards) == {(0, 1), (2, 3)}
@@ -110,7 +112,7 @@ def test_teams_sum_behind_their_passes_and_hand_on_behind_the_step(program: Prog
     assert [re.search(r"op \d", text)[0] for text in last] == ["op 3", "op 2", "op 1", "op 0"]
 
 
-def test_sums_that_follow_one_over_teams_are_behind_the_pass_too() -> None:
+def test_sums_that_follow_one_over_replica_groups_are_behind_the_pass_too() -> None:
     """Devices 2 and 3 have added to the sum of another net, which device 4 completes at 13 s."""
     sizes = dict.fromkeys((1, 2, 3), 3.0)
     nets = [metaop_of(f"{task}/net", 2, sizes, parameters="net", batch_size=6) for task in "ab"]
@@ -129,9 +131,11 @@ def test_sums_that_follow_one_over_teams_are_behind_the_pass_too() -> None:
     assert found == [f"SUM {group_of(program, op).index}" for op in (1, 0)] + [f"SUM {tail}"]
 
 
-def test_sums_over_teams_begin_when_all_passes_are_through() -> None:
-    """Team b is through at 6 s, too: before the pass of c on devices 0 and 1. A fifth device has no part."""
-    plan = two_teams(backward_s=4.0).model_copy(update={"cluster": cluster_of(5)})
+def test_sums_over_replica_groups_begin_when_all_passes_are_through() -> None:
+    """Replica group b is through at 6 s, too: before the pass of c on devices 0 and 1. A fifth device has no
+    part.
+    """
+    plan = two_replica_groups(backward_s=4.0).model_copy(update={"cluster": cluster_of(5)})
     program = link(plan, settings=SETTINGS)
     prove(program)
     early = group_of(program, 1).index
@@ -139,8 +143,8 @@ def test_sums_over_teams_begin_when_all_passes_are_through() -> None:
     assert found.index(f"SUM {early}") < found.index("F 2")
 
 
-def test_teams_of_other_sizes_are_proved_and_simulated() -> None:
-    plan = two_teams((2, 3, 4))
+def test_replica_groups_of_other_sizes_are_proved_and_simulated() -> None:
+    plan = two_replica_groups((2, 3, 4))
     assert [violation.rule for violation in check_plan(plan) if violation.rule == "sharding"] == []
     prove(link(plan, settings=SETTINGS))
     simulation = simulate(plan)
@@ -150,7 +154,7 @@ def test_teams_of_other_sizes_are_proved_and_simulated() -> None:
     assert runs == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 1), (0, 2), (1, 2)}
 
 
-def test_ops_wait_for_what_other_teams_hand_on_when_their_gathers_start(program: Program) -> None:
+def test_ops_wait_for_what_other_replica_groups_hand_on_when_their_gathers_start(program: Program) -> None:
     """What op 1 uses is gathered while op 0 runs, which waits for it, too."""
     awaited = AwaitedOps(program)
     assert [awaited.next_op(device, piece, 0) for device, piece in ((0, 0), (3, 1))] == [0, 0]
@@ -171,15 +175,17 @@ def test_ops_wait_for_what_other_teams_hand_on_when_their_gathers_start(program:
     ],
     ids=["in-common", "one-device", "gradients", "some-more"],
 )
-def test_check_names_slices_that_are_of_no_team(other: tuple[int, ...], level: Sharding) -> None:
-    (found,) = [each for each in check_plan(two_teams(other, level=level)) if each.rule == "sharding"]
+def test_check_names_slices_that_are_of_no_replica_group(other: tuple[int, ...], level: Sharding) -> None:
+    (found,) = [
+        each for each in check_plan(two_replica_groups(other, level=level)) if each.rule == "sharding"
+    ]
     assert found.devices == tuple(sorted({0, 1} ^ set(other)))
-    assert ("teams" in found.expected) == (level is Sharding.PARAMETERS)
+    assert ("replica_groups" in found.expected) == (level is Sharding.PARAMETERS)
 
 
-def test_check_takes_two_teams_and_a_team_twice() -> None:
-    assert "sharding" not in {each.rule for each in check_plan(two_teams())}
-    assert "sharding" not in {each.rule for each in check_plan(two_teams((0, 1)))}
+def test_check_takes_two_replica_groups_and_a_replica_group_twice() -> None:
+    assert "sharding" not in {each.rule for each in check_plan(two_replica_groups())}
+    assert "sharding" not in {each.rule for each in check_plan(two_replica_groups((0, 1)))}
 
 
 def changed(program: Program, device: int, text: str, *by: str) -> Program:
@@ -196,7 +202,7 @@ def the_sum(program: Program, device: int, op: int) -> str:
     return next(text for text in sums(program, device) if text.startswith(f"SUM {group} "))
 
 
-def test_the_proof_refuses_a_sum_over_teams_inside_of_a_pass_that_makes_it(program: Program) -> None:
+def test_the_proof_refuses_a_sum_over_replica_groups_inside_of_a_pass_that_makes_it(program: Program) -> None:
     text = the_sum(program, 2, 0)
     with pytest.raises(ProgramError, match="may start this sum inside of a pass"):
         prove(changed(program, 2, text, text.replace(" on ", " op 0 on ")))
@@ -214,47 +220,51 @@ def test_the_proof_refuses_a_sum_inside_of_a_pass_ahead_of_one_that_is_behind_it
         prove(changed(program, 0, early, early.replace(" op 2", "")))
 
 
-def test_the_proof_refuses_the_first_sum_over_teams_inside_of_a_pass_that_makes_it(program: Program) -> None:
+def test_the_proof_refuses_the_first_sum_over_replica_groups_inside_of_a_pass_that_makes_it(
+    program: Program,
+) -> None:
     text = the_sum(program, 2, 1)
     with pytest.raises(ProgramError, match="may start this sum inside of a pass"):
         prove(changed(program, 2, text, text.replace(" on ", " op 0 on ")))
 
 
 @pytest.mark.parametrize("op", [0, 1])
-def test_the_proof_refuses_a_team_that_does_not_sum(program: Program, op: int) -> None:
+def test_the_proof_refuses_a_replica_group_that_does_not_sum(program: Program, op: int) -> None:
     with pytest.raises(ProgramError, match="starts SUM"):
         prove(changed(program, 3, the_sum(program, 3, op)))
 
 
-def test_the_proof_refuses_a_team_that_does_not_hand_on(program: Program) -> None:
+def test_the_proof_refuses_a_replica_group_that_does_not_hand_on(program: Program) -> None:
     text = next(text for text in sums(program, 1) if text.startswith("GATHER"))
     with pytest.raises(ProgramError, match="does not gather each group"):
         prove(changed(program, 1, text))
 
 
 @pytest.mark.parametrize(
-    ("teams", "message"),
+    ("replica_groups", "message"),
     [
-        (((0, 1), (2,)), "is not shared out by teams"),
-        (((0, 1), (1, 2, 3)), "is not shared out by teams"),
+        (((0, 1), (2,)), "is not shared out by replica groups"),
+        (((0, 1), (1, 2, 3)), "is not shared out by replica groups"),
         (((0, 1, 2, 3),), "starts SUM"),
         (((0, 2), (1, 3)), "does not run on all devices that share its parameters out"),
         ((), "expected an op of the slice before"),
     ],
 )
-def test_the_proof_refuses_teams_that_are_none(
-    program: Program, teams: tuple[tuple[int, ...], ...], message: str
+def test_the_proof_refuses_replica_groups_that_are_none(
+    program: Program, replica_groups: tuple[tuple[int, ...], ...], message: str
 ) -> None:
     groups = tuple(
-        replace(group, teams=teams) if group.blocks == (("net", 1),) else group for group in program.groups
+        replace(group, replica_groups=replica_groups) if group.blocks == (("net", 1),) else group
+        for group in program.groups
     )
     with pytest.raises(ProgramError, match=message):
         prove(replace(program, groups=groups))
 
 
-def test_the_proof_refuses_teams_of_what_is_not_gathered(program: Program) -> None:
+def test_the_proof_refuses_replica_groups_of_what_is_not_gathered(program: Program) -> None:
     groups = tuple(
-        replace(group, sharding=Sharding.GRADIENTS) if group.teams else group for group in program.groups
+        replace(group, sharding=Sharding.GRADIENTS) if group.replica_groups else group
+        for group in program.groups
     )
-    with pytest.raises(ProgramError, match="is not shared out by teams"):
+    with pytest.raises(ProgramError, match="is not shared out by replica groups"):
         prove(replace(program, groups=groups))

@@ -1,4 +1,4 @@
-"""Plans whose devices share all parameters out by two teams, each of which runs every other task."""
+"""Plans whose devices share all parameters out by two replica groups, each of which runs every other task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile
 
 
-def by_two_teams(profile: Profile, cluster: Cluster, weights: ShardWeights = ()) -> Plan | None:
+def by_two_replica_groups(profile: Profile, cluster: Cluster, weights: ShardWeights = ()) -> Plan | None:
     """The sequential plan of each half of one node for the tasks that it runs, task after task; None where a
     MetaOp does not run on all devices of a half. `weights`: of the devices, where their ranges differ.
     """
@@ -54,7 +54,7 @@ def by_two_teams(profile: Profile, cluster: Cluster, weights: ShardWeights = ())
     return plan_of(profile.weighted(weights), cluster, "sequential", found, bounds)
 
 
-def _on_all(piece: Slice, team: int, count: int) -> Slice:
-    devices = tuple(range(team * count, (team + 1) * count))
+def _on_all(piece: Slice, replica_group: int, count: int) -> Slice:
+    devices = tuple(range(replica_group * count, (replica_group + 1) * count))
     alone = {"backward_start_s": None, "backward_end_s": None, "micro_batch": 0, "micro_batches": 1}
     return piece.model_copy(update={"devices": devices, "dp": count, "tp": 1, "rows": None, **alone})

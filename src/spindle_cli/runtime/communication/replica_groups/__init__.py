@@ -1,0 +1,1 @@
+"""Parameters that several replica groups of ranks share out, each for itself."""

@@ -1,1 +1,0 @@
-"""Parameters that several teams of ranks share out, each for itself."""
