@@ -180,7 +180,7 @@ def test_check_names_slices_that_are_of_no_replica_group(other: tuple[int, ...],
         each for each in check_plan(two_replica_groups(other, level=level)) if each.rule == "sharding"
     ]
     assert found.devices == tuple(sorted({0, 1} ^ set(other)))
-    assert ("replica_groups" in found.expected) == (level is Sharding.PARAMETERS)
+    assert ("replica groups" in found.expected) == (level is Sharding.PARAMETERS)
 
 
 def test_check_takes_two_replica_groups_and_a_replica_group_twice() -> None:

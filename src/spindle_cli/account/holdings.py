@@ -286,8 +286,7 @@ class Held:
     ) -> None:
         """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
         among them. `num_replica_groups`: how often they are there, where these are those of one of several
-        replica groups;
-        `are_paired`: see above.
+        replica groups; `are_paired`: see above.
         """
         held = (
             sharers

@@ -119,8 +119,7 @@ def _handed_on(group: ParameterGroup, cluster: Cluster) -> Together:
 
 def between_replica_groups_bytes(group: ParameterGroup, num_bytes: int, cluster: Cluster) -> int:
     """Bytes of a gather over all devices of a group that would load their links as its replica groups do with
-    what
-    they exchange: each device of T replica groups hands on, or takes, (T - 1) / T of its range, of the
+    what they exchange: each device of T replica groups hands on, or takes, (T - 1) / T of its range, of the
     smallest replica group the largest; between nodes all devices of a node at once.
 
     A gather of b bytes over n devices moves (n - 1) / n of b into each node, or over each device's link where

@@ -1,6 +1,4 @@
-"""Which elements of a flat tensor ranks have that several replica groups share out, each replica group for
-itself.
-"""
+"""Which elements of a flat tensor each rank has that several replica groups shard, each for itself."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ class GroupRange(NamedTuple):
 @dataclass(frozen=True)
 class ReplicaGroups:
     """The replica groups of a group. `members`: of each replica group, the positions of its ranks among all;
-    `weights`: theirs;
-    none: their ranges are equal.
+    `weights`: theirs; none: their ranges are equal.
     """
 
     members: tuple[tuple[int, ...], ...]

@@ -45,8 +45,7 @@ class ReplicaGroupBucket(PassBucket):
         replica_groups: ReplicaGroups,
     ) -> None:
         """`members`: of the replica group, with the communicator for its passes; `everyone`: of all replica
-        groups;
-        `shards`: see `FlatBucket`.
+        groups; `shards`: see `FlatBucket`.
         """
         self._position = everyone.position
         super().__init__(parameters, members, sharding, everyone.communicator, shards, replica_groups)
