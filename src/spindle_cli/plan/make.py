@@ -89,71 +89,71 @@ def make_plan(
             the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
     """
-    asked = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums, shard_by)
-    _require_possible(profile, cluster, asked)
-    asked = replace(asked, sharding=_unusual(profile, sharding))
+    request = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums, shard_by)
+    _require_possible(profile, cluster, request)
+    request = replace(request, sharding=_unusual(profile, sharding))
     profile = seen_on(profile, cluster)
     if profile.local_sgd is not None:
-        return on_islands(profile, cluster, profile.local_sgd, partial(_made, asked=asked))
-    return _made(profile, cluster, asked)
+        return on_islands(profile, cluster, profile.local_sgd, partial(_made, request=request))
+    return _made(profile, cluster, request)
 
 
-def _made(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+def _made(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     """The plan for devices that all train one model."""
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
         require_precision(cluster.types, arithmetic)
-    plan = _plan_with_weights(profile, cluster, asked)
-    if asked.sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
+    plan = _plan_with_weights(profile, cluster, request)
+    if request.sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
         return plan
-    again = partial(_plan_with_weights, cluster=cluster, asked=asked)
-    return with_sums(plan, profile, asked.sums, again)
+    again = partial(_plan_with_weights, cluster=cluster, request=request)
+    return with_sums(plan, profile, request.sums, again)
 
 
-def _plan_with_weights(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+def _plan_with_weights(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     """The plan with parts of what devices share out as asked for, or as memory asks for."""
-    shard_by = asked.shard_by
-    if shard_by is None and (asked.strategy != "spindle" or are_alike(profile)):
+    shard_by = request.shard_by
+    if shard_by is None and (request.strategy != "spindle" or are_alike(profile)):
         shard_by = "even"
 
     def is_short(plan: Plan) -> bool:
-        is_cut = bool(plan.micro_batches) and not asked.micro_batches
-        shares_out_more = bool(plan.sharding) and not asked.sharding
-        moves = any(piece.offload for piece in plan.slices)
+        is_cut = bool(plan.micro_batches) and not request.micro_batches
+        shares_out_more = bool(plan.sharding) and not request.sharding
+        moves = any(slice_.offload for slice_ in plan.slices)
         recomputes = recomputed_share(plan.slices, profile.by_name, plan.cluster)
         return is_cut or shares_out_more or moves or recomputes > WORTH_OTHER_WEIGHTS
 
     def make(weighted: Profile, on: Cluster) -> Plan:
-        return _plan(weighted, on, asked)
+        return _plan(weighted, on, request)
 
     return with_best_weights(profile, cluster, shard_by, make, is_short)
 
 
-def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+def _plan(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     """The plan with what the profile's MetaOps say that is gathered."""
     if not cluster.is_mixed:
-        return _with_sets(profile, cluster, asked)
-    _require_updated_once(profile, cluster, asked.sharding)
-    if asked.strategy in ON_ONE_TYPE and are_alike(profile):
-        return with_types(_with_sets(profile, as_one_type(cluster), asked), profile, cluster)
-    return _with_sets(profile, cluster, asked)
+        return _with_sets(profile, cluster, request)
+    _require_updated_once(profile, cluster, request.sharding)
+    if request.strategy in ON_ONE_TYPE and are_alike(profile):
+        return with_types(_with_sets(profile, as_one_type(cluster), request), profile, cluster)
+    return _with_sets(profile, cluster, request)
 
 
-def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
+def _require_possible(profile: Profile, cluster: Cluster, request: Asked) -> None:
     """Stop at what no plan of this profile on this cluster can be.
 
     Raises:
         NoPlanError, UsageError: as `make_plan` says.
     """
-    if asked.offload and not cluster.knows_host_links:
+    if request.offload and not cluster.knows_host_links:
         raise UsageError(
             f"--offload: cluster {cluster.name!r} does not say how fast its devices reach host memory",
             hint="Give it a link: under `links`, for example `host: {latency_us: 10, "
             "bandwidth_gb_per_s: 25}`.",
         )
-    if asked.sharding is not None:
-        require_sound(profile, asked.sharding)
-    require_types(asked.shard_by, cluster)
+    if request.sharding is not None:
+        require_sound(profile, request.sharding)
+    require_types(request.shard_by, cluster)
 
 
 def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None:
@@ -164,82 +164,82 @@ def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None
     return {key: level for key, level in sharding.items() if level is not usual}
 
 
-def _with_sets(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+def _with_sets(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     """The plan of all tasks, with one of each set of tasks that steps run."""
     if not profile.task_sets:
-        return _plan_of_all_tasks(profile, cluster, asked)
+        return _plan_of_all_tasks(profile, cluster, request)
 
     def by(strategy: StrategyName) -> Plan:
-        plan = _plan_of_all_tasks(profile, cluster, replace(asked, strategy=strategy))
+        plan = _plan_of_all_tasks(profile, cluster, replace(request, strategy=strategy))
 
         def of_a_set(some: Profile) -> Plan:
             cut = {metaop.task: plan.micro_batches.get(metaop.task, 1) for metaop in some.metaops}
             keys = {metaop.parameters or metaop.name for metaop in some.metaops}
             sharding = {key: level for key, level in plan.sharding.items() if key in keys}
-            own = Asked(
+            set_request = Asked(
                 strategy,
-                asked.effort,
+                request.effort,
                 micro_batches=cut if plan.micro_batches else None,
                 sharding=sharding or None,
-                equal_shares=asked.equal_shares,
-                offload=asked.offload,
+                equal_shares=request.equal_shares,
+                offload=request.offload,
                 gives_up=False,
             )
-            return _plan_of_all_tasks(some, cluster, own)
+            return _plan_of_all_tasks(some, cluster, set_request)
 
         return with_sets(plan, profile, of_a_set, ProblemPoser())
 
-    return by_best_strategy(asked.strategy, cluster, by)
+    return by_best_strategy(request.strategy, cluster, by)
 
 
-def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+def _plan_of_all_tasks(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     """The plan of a step that runs all tasks."""
-    if asked.strategy not in strategies_on(cluster) and not cluster.is_mixed:
+    if request.strategy not in strategies_on(cluster) and not cluster.is_mixed:
         raise NoPlanError(
-            f"{asked.strategy} plans for devices of several types; all of {cluster.name!r} are "
+            f"{request.strategy} plans for devices of several types; all of {cluster.name!r} are "
             f"{cluster.types[0]}",
             hint="Take sequential, which is the same on devices of one type.",
         )
     find_on = partial(_found_on, profile, cluster)
-    found, bounds = _found(profile, cluster, asked)
-    found = found or found_otherwise(profile, cluster, asked, find_on)
-    if found is None:
-        raise no_plan_as_asked(profile, cluster, asked)
+    result, bounds = _found(profile, cluster, request)
+    result = result or found_otherwise(profile, cluster, request, find_on)
+    if result is None:
+        raise no_plan_as_asked(profile, cluster, request)
     if not cluster.is_mixed:
-        found = or_on_fewer(profile, cluster, asked, found, find_on)
-    return plan_of(profile, cluster, asked.strategy, found, bounds)
+        result = or_on_fewer(profile, cluster, request, result, find_on)
+    return plan_of(profile, cluster, request.strategy, result, bounds)
 
 
-def _found(profile: Profile, cluster: Cluster, asked: Asked) -> tuple[Found | None, Bounds]:
+def _found(profile: Profile, cluster: Cluster, request: Asked) -> tuple[Found | None, Bounds]:
     """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
-    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, asked.allowed(cluster), asked.micro_batches))
+    bounds = Bounds(bound.lower_bound_s, AnyCut(profile, request.allowed(cluster), request.micro_batches))
 
-    def simulated_s(found: Found) -> float:
-        return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
+    def simulated_s(result: Found) -> float:
+        return simulate(plan_of(profile, cluster, request.strategy, result, bounds)).iteration_s
 
-    teams = InTeams(profile, cluster, asked, bound.lower_bound_s, simulated_s)
-    found = teams.or_better(find_asked(profile, cluster, asked, teams.or_less_s))
-    if _may_pipeline(asked):
-        cut = asked.micro_batches
-        found = in_pipelines(profile, cluster, found, bounds.any_cut.work_or_chain_s, simulated_s, cut)
-    return found, bounds
+    teams = InTeams(profile, cluster, request, bound.lower_bound_s, simulated_s)
+    result = teams.or_better(find_asked(profile, cluster, request, teams.or_less_s))
+    if _may_pipeline(request):
+        cut = request.micro_batches
+        result = in_pipelines(profile, cluster, result, bounds.any_cut.work_or_chain_s, simulated_s, cut)
+    return result, bounds
 
 
-def _may_pipeline(asked: Asked) -> bool:
+def _may_pipeline(request: Asked) -> bool:
     """Whether nothing is asked for that these pipelines cannot be."""
-    is_free = asked.gives_up and asked.sharding is None and not asked.equal_shares
-    return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free
+    is_free = request.gives_up and request.sharding is None and not request.equal_shares
+    return request.strategy == "spindle" and request.effort > NO_SEARCH and is_free
 
 
-def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, asked: Asked) -> Found | None:
+def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, request: Asked) -> Found | None:
     """The best plan for a cluster, or for some of its nodes by themselves."""
-    own = profile
+    seen = profile
     if cluster is not whole:
-        own = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
+        seen = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
     if cluster.is_mixed:
-        return find_asked(own, cluster, asked)
-    return _found(own, cluster, asked)[0]
+        return find_asked(seen, cluster, request)
+    return _found(seen, cluster, request)[0]
 
 
 def _require_updated_once(profile: Profile, cluster: Cluster, sharding: ShardingOf | None = None) -> None:

@@ -35,17 +35,17 @@ class Change:
     cluster: Cluster
 
 
-def no_plan_as_asked(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlanError:
+def no_plan_as_asked(profile: Profile, cluster: Cluster, request: Asked) -> NoPlanError:
     """What to raise where nothing that is asked for fits, with the way out."""
     said: list[str] = []
-    if asked.micro_batches:
-        counts = asked.micro_batches.items()
+    if request.micro_batches:
+        counts = request.micro_batches.items()
         said.append("these micro-batches: " + ", ".join(f"{task} in {count}" for task, count in counts))
-    if asked.sharding:
-        levels = asked.sharding.items()
+    if request.sharding:
+        levels = request.sharding.items()
         said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
     if not said and cluster.is_mixed:
-        others = ", in micro-batches or with parameters shared out" if asked.gives_up else ""
+        others = ", in micro-batches or with parameters shared out" if request.gives_up else ""
         return NoPlanError(
             f"no plan fits the memory of {cluster.name!r}, neither with every op recomputed nor with layers "
             f"split{others}",
@@ -54,7 +54,7 @@ def no_plan_as_asked(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlan
     if not said:
         return no_fit(profile, cluster)
     way_out = None
-    if asked.sharding and not cluster.is_mixed:
+    if request.sharding and not cluster.is_mixed:
         way_out = way_out_by_sharding(profile, cluster)
     return NoPlanError(
         f"no plan fits {cluster.name!r} with {' and '.join(said)}",
@@ -90,34 +90,36 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
         NoPlanError: sizes that no device of any memory holds.
     """
     roomy = cluster.with_ample_memory()
-    found: list[tuple[int, int, DeviceMemory]] = []
+    overflows: list[tuple[int, int, DeviceMemory]] = []
     for fallback in (MemoryFallback(), largest_fallback(profile)):
         problem = make_problem(profile, roomy, fallback)
-        for draft in _drafts(problem):
-            judged = best_placed(problem, draft, (BALANCED,), 0)
-            if judged is None:
+        for candidate in _drafts(problem):
+            evaluated = best_placed(problem, candidate, (BALANCED,), 0)
+            if evaluated is None:
                 continue
             over = [
                 (need.total_bytes - capacity, device)
-                for device, (need, capacity) in enumerate(zip(judged.memory, cluster.fill_bytes, strict=True))
+                for device, (need, capacity) in enumerate(
+                    zip(evaluated.memory, cluster.fill_bytes, strict=True)
+                )
             ]
             excess, device = max(over)
-            found.append((excess, device, judged.memory[device]))
-    if not found:
+            overflows.append((excess, device, evaluated.memory[device]))
+    if not overflows:
         raise NoPlanError(
             f"no plan fits {cluster.name!r}: with the sizes that the profile gives, a device would need more "
             f"than {MAX_MEMORY_GIB} GiB",
             hint="Correct param_bytes_per_op, activation_bytes_per_op and output_bytes in the profile.",
         )
-    _, device, need = min(found, key=lambda item: item[:2])
+    _, device, need = min(overflows, key=lambda item: item[:2])
     return device, need
 
 
 def _drafts(problem: Problem) -> Iterator[Draft]:
     yield sequential(problem)
     yield optimus(problem)
-    for found in spindle(problem, lower_bound(problem), NO_SEARCH):
-        yield from found[:3]
+    for candidates in spindle(problem, lower_bound(problem), NO_SEARCH):
+        yield from candidates[:3]
 
 
 def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
@@ -140,9 +142,11 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
             problem = make_problem(profile, cluster, fallback)
         except NoPlanError:  # the change itself needs more devices than there are
             return False
-        if any(best_placed(problem, draft, (*WEIGHTS[:1], BALANCED), 0) for draft in _drafts(problem)):
+        if any(
+            best_placed(problem, candidate, (*WEIGHTS[:1], BALANCED), 0) for candidate in _drafts(problem)
+        ):
             return True
-    return any(fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster))
+    return any(fits_shared_out(profile, cluster, sharding) for sharding in shardings_to_try(profile, cluster))
 
 
 def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) -> bool:
@@ -162,9 +166,9 @@ def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) ->
 
 def way_out_by_sharding(profile: Profile, cluster: Cluster) -> str | None:
     """The options of `spindle plan` by which parameters could be shared out so that a plan fits."""
-    for each in shardings_to_try(profile, cluster):
-        if fits_shared_out(profile, cluster, each):
-            return " ".join(f"--shard {key}={level}" for key, level in each.items())
+    for sharding in shardings_to_try(profile, cluster):
+        if fits_shared_out(profile, cluster, sharding):
+            return " ".join(f"--shard {key}={level}" for key, level in sharding.items())
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.recompute_and_offload import Again
@@ -29,19 +30,12 @@ def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | 
     fallback = fallback or MemoryFallback()
     on_all = chosen_on_all(profile, cluster, cuts_on_all) if cluster.is_mixed else {}
     parts = [part for metaop in profile.metaops for part in _parts(metaop, fallback, cluster)]
-    last = {part.metaop.name: i for i, part in enumerate(parts)}
-    inputs = [
-        (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
-        for i, part in enumerate(parts)
-    ]
+    inputs = _inputs_of(parts)
     order = producers_first(dict(enumerate(inputs)))
     level = [0] * len(inputs)
-    consumers: list[list[int]] = [[] for _ in inputs]
     for i in order:
         level[i] = max((level[j] + 1 for j in inputs[i]), default=0)
-    for i, producers in enumerate(inputs):
-        for j in producers:
-            consumers[j].append(i)
+    consumers = _consumers_of(inputs)
     nodes = tuple(
         Node(
             index=i,
@@ -67,6 +61,24 @@ class _Part:
     first_op: int
     num_ops: int
     again: Again
+
+
+def _inputs_of(parts: Sequence[_Part]) -> list[tuple[int, ...]]:
+    """Of each part, the parts that it takes from: that before it in its MetaOp, or the inputs' last ones."""
+    last = {part.metaop.name: i for i, part in enumerate(parts)}
+    return [
+        (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
+        for i, part in enumerate(parts)
+    ]
+
+
+def _consumers_of(inputs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Of each part, those that take from it."""
+    consumers: list[list[int]] = [[] for _ in inputs]
+    for i, producers in enumerate(inputs):
+        for j in producers:
+            consumers[j].append(i)
+    return consumers
 
 
 def _parts(metaop: MetaOpProfile, fallback: MemoryFallback, cluster: Cluster) -> list[_Part]:

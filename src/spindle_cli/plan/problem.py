@@ -185,30 +185,30 @@ class Problem:
             for again in Again
         }
 
-    def point_of(self, piece: Slice) -> Point:
+    def point_of(self, slice_: Slice) -> Point:
         """The allocation that a slice runs on: of a whole batch in equal shares by the curve, of others by
         the shares, as a plan says them (`times_of`); as if nothing were moved to host memory.
         """
-        if piece.rows is not None or piece.micro_batches > 1 or self.cluster.is_mixed:
-            op = times_of(self.profile.by_name[piece.metaop], piece, self.cluster)
+        if slice_.rows is not None or slice_.micro_batches > 1 or self.cluster.is_mixed:
+            op = times_of(self.profile.by_name[slice_.metaop], slice_, self.cluster)
             assert op is not None, "no other shares are planned"
-            times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
-            curve_point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
-            point = make_point(curve_point, self.profile.by_name[piece.metaop], Again.of(piece))
+            times = {"dp": slice_.dp, "tp": slice_.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
+            curve_point = CurvePoint(num_devices=len(slice_.devices), source="fitted", **times)
+            point = make_point(curve_point, self.profile.by_name[slice_.metaop], Again.of(slice_))
         else:
-            point = self._points[piece.metaop, piece.dp, piece.tp, Again.of(piece)]
+            point = self._points[slice_.metaop, slice_.dp, slice_.tp, Again.of(slice_)]
         if self.cluster.is_mixed:
-            kinds = Counter(self.cluster.type_of[device] for device in piece.devices)
+            kinds = Counter(self.cluster.type_of[device] for device in slice_.devices)
             counts = tuple(kinds[kind] for kind in self.cluster.types)
-            point = replace(point, counts=counts, rows=piece.rows)
+            point = replace(point, counts=counts, rows=slice_.rows)
         return point
 
-    def op_s_of(self, piece: Slice) -> tuple[float, float]:
+    def op_s_of(self, slice_: Slice) -> tuple[float, float]:
         """Seconds of one op of a slice on average, forward and backward, as if nothing waited for copies:
         what is in host memory does not run again.
         """
-        point = self.point_of(piece)
-        moved = piece.num_offloaded / piece.num_ops
+        point = self.point_of(slice_)
+        moved = slice_.num_offloaded / slice_.num_ops
         return point.forward_s, point.backward_s - moved * point.again * point.forward_s
 
     @cached_property

@@ -38,43 +38,43 @@ def predicted_by(profile: Profile, plan: Plan) -> Prediction:
     else:
         traffic = traffic_of(replace(placed, joint=plan.joint, member=plan.member))
     steps_s = optimizer_steps_s(held, profile.optimizer_s_per_byte)
-    return predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
+    return predict(problem, slices, traffic, max(slice_.last_s for slice_ in slices), steps_s)
 
 
-def moving_instead(problem: Problem, judged: Judged) -> Judged:
+def moving_instead(problem: Problem, evaluated: Judged) -> Judged:
     """The plan whose slices that recompute move activations to host memory instead, of as many ops as hide:
     those of all MetaOps, or of one after another, as far as that fits and is shorter. It is for plans that
     the search over everything at once cannot say.
     """
-    best = judged
-    recomputing = dict.fromkeys(piece.metaop for piece in judged.slices if piece.recompute)
+    best = evaluated
+    recomputing = dict.fromkeys(slice_.metaop for slice_ in evaluated.slices if slice_.recompute)
     if not problem.cluster.knows_host_links:
-        return judged
+        return evaluated
     for chosen in [set(recomputing), *({name} for name in recomputing)]:
-        slices = [_moving(problem, piece) if piece.metaop in chosen else piece for piece in best.slices]
-        if any(piece.offload != before.offload for piece, before in zip(slices, best.slices, strict=True)):
+        slices = [_moving(problem, slice_) if slice_.metaop in chosen else slice_ for slice_ in best.slices]
+        if any(slice_.offload != before.offload for slice_, before in zip(slices, best.slices, strict=True)):
             order = order_passes(slices, edges_between(slices, problem.profile.by_name))
-            found = measure_as_they_are(problem, judged.strategy, timed(problem, slices, order))
-            if found is not None and found.rank() < best.rank():
-                best = found
+            moved = measure_as_they_are(problem, evaluated.strategy, timed(problem, slices, order))
+            if moved is not None and moved.rank() < best.rank():
+                best = moved
     return best
 
 
-def _moving(problem: Problem, piece: Slice) -> Slice:
+def _moving(problem: Problem, slice_: Slice) -> Slice:
     """The slice with activations of as many ops in host memory as hide, if it recomputes and moves none."""
-    if not piece.recompute or piece.offload:
-        return piece
-    point, links = problem.point_of(piece), links_of_shares(piece, problem.cluster)
+    if not slice_.recompute or slice_.offload:
+        return slice_
+    point, links = problem.point_of(slice_), links_of_shares(slice_, problem.cluster)
     op = OpSeconds(point.forward_s, point.backward_s - point.again * point.forward_s)
-    share = hidden_on(piece, problem.profile.by_name[piece.metaop], op, links)
-    return piece.model_copy(update={"offload": spread_over(*piece.ops, share)})
+    share = hidden_on(slice_, problem.profile.by_name[slice_.metaop], op, links)
+    return slice_.model_copy(update={"offload": spread_over(*slice_.ops, share)})
 
 
 def _timed(problem: Problem, plan: Plan) -> tuple[Slice, ...]:
     if plan.slices[0].backward_s is not None:
         return timed(problem, plan.slices, pass_order(plan, slice_edges(plan)))
     pieces = []
-    for piece in plan.slices:
-        op_s = max(sum(problem.op_s_of(piece)), SHORTEST_S)
-        pieces.append(piece.model_copy(update={"start_s": 0.0, "end_s": piece.num_ops * op_s}))
+    for slice_ in plan.slices:
+        op_s = max(sum(problem.op_s_of(slice_)), SHORTEST_S)
+        pieces.append(slice_.model_copy(update={"start_s": 0.0, "end_s": slice_.num_ops * op_s}))
     return as_early_as_possible(pieces, problem.profile.by_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from math import inf
 
 from spindle_cli.errors import NoPlanError
@@ -37,8 +38,8 @@ def best_judged(
     within_s: float = inf,
 ) -> tuple[Judged | None, bool]:
     """The best plan that fits, or None; and whether memory stood in no draft's way (see `best_of_each`)."""
-    found, all_fit = best_of_each(problem, bound, strategy, effort, baseline, within_s)
-    return next(iter(found), None), all_fit
+    plans, all_fit = best_of_each(problem, bound, strategy, effort, baseline, within_s)
+    return next(iter(plans), None), all_fit
 
 
 def best_of_each(
@@ -59,33 +60,31 @@ def best_of_each(
         within_s: the iteration of a plan that is known; schedules that take longer are not placed.
     """
 
-    def least_s() -> float:
-        return min(within_s, _least_s(found))
-
-    if baseline is None:
-        baseline = partial(by_baseline, problem)
-    names = [name for name in baselines_on(problem.cluster) if strategy in (name, "spindle")]
-    found = [[baseline(name)] for name in names]
+    baseline = baseline or partial(by_baseline, problem)
+    of_kinds = [[baseline(name)] for name in baselines_on(problem.cluster) if strategy in (name, "spindle")]
     if strategy == "spindle":
-        for number, drafts in enumerate(spindle(problem, bound, effort)):
+        for number, candidates in enumerate(spindle(problem, bound, effort)):
             # What is only there to begin with is placed quickly, as what a search finds is shorter.
             care = effort != NO_SEARCH and number > 0
-            found.append(best_of(problem, drafts, with_care=care, within_s=least_s()))
-            if number == 1 and not any(found[-1]):
+            least_s = min(within_s, _least_s(of_kinds))
+            of_kinds.append(best_of(problem, candidates, with_care=care, within_s=least_s))
+            if number == 1 and not any(of_kinds[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
-    all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
+    all_fit = all(plan is not None and not plan.is_apart for plan in chain.from_iterable(of_kinds))
     if strategy == "spindle" and effort != NO_SEARCH:
-        best = _least(judged for each in found for judged in each)
+        best = _least(chain.from_iterable(of_kinds))
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
-            found.append([judge(problem, draft) for draft in pipelines(problem, effort, least_s())])
-    return sorted((best for each in found if (best := _least(each)) is not None), key=Judged.rank), all_fit
+            least_s = min(within_s, _least_s(of_kinds))
+            of_kinds.append([judge(problem, pipeline) for pipeline in pipelines(problem, effort, least_s)])
+    best_of_kinds = [best for best in map(_least, of_kinds) if best is not None]
+    return sorted(best_of_kinds, key=Judged.rank), all_fit
 
 
-def _least_s(found: Iterable[Iterable[Judged | None]]) -> float:
+def _least_s(of_kinds: Iterable[Iterable[Judged | None]]) -> float:
     """Seconds of the shortest iteration of all."""
-    best = _least(judged for each in found for judged in each)
+    best = _least(chain.from_iterable(of_kinds))
     return inf if best is None else best.prediction.iteration_s
 
 
-def _least(found: Iterable[Judged | None]) -> Judged | None:
-    return min((judged for judged in found if judged is not None), key=Judged.rank, default=None)
+def _least(plans: Iterable[Judged | None]) -> Judged | None:
+    return min((evaluated for evaluated in plans if evaluated is not None), key=Judged.rank, default=None)

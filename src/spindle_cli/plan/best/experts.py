@@ -18,6 +18,11 @@ from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import Profile
 
 
+def has_experts(profile: Profile) -> bool:
+    """Whether any MetaOp has experts, which devices may share out."""
+    return any(metaop.num_experts for metaop in profile.metaops)
+
+
 def with_experts(
     profile: Profile, cluster: Cluster, effort: int, best: Judged | None
 ) -> tuple[Judged, Problem, str] | None:
@@ -25,6 +30,25 @@ def with_experts(
     of that; None: there is none. Of the degrees that curves have, that of the fastest quick plan is searched.
     """
     names = frozenset(metaop.name for metaop in profile.metaops if metaop.num_experts)
+    quick = _quick_plans(profile, cluster, names)
+    if not quick:
+        return None
+    least, problem = min(quick, key=lambda item: item[0].rank())
+    longest_s = inf if best is None else NEAR * best.prediction.iteration_s
+    if least.prediction.iteration_s > longest_s:
+        return None
+    searched = None
+    if effort != NO_SEARCH:
+        searched, _ = best_judged(problem, lower_bound(problem), "spindle", effort)
+    fastest = min((plan for plan in (least, searched) if plan is not None), key=Judged.rank)
+    if best is not None and best.rank() <= fastest.rank():
+        return None
+    listed = ", ".join(sorted(names))
+    return fastest, problem, f"Devices share out the experts of {listed}, whose gradients fewer of them sum."
+
+
+def _quick_plans(profile: Profile, cluster: Cluster, names: frozenset[str]) -> list[tuple[Judged, Problem]]:
+    """A quick plan for each degree in which some MetaOps may share out their experts, with its problem."""
     degrees = sorted(
         {point.tp for metaop in profile.metaops if metaop.name in names for point in metaop.curve} - {1}
     )
@@ -34,20 +58,7 @@ def with_experts(
             problem = make_problem(profile, cluster, MemoryFallback(degree, names))
         except NoPlanError:  # groups of this degree need larger nodes
             continue
-        found, _ = best_judged(problem, lower_bound(problem), "spindle", NO_SEARCH)
-        if found is not None:
-            quick.append((found, problem))
-    if not quick:
-        return None
-    least, problem = min(quick, key=lambda each: each[0].rank())
-    longest_s = inf if best is None else NEAR * best.prediction.iteration_s
-    if least.prediction.iteration_s > longest_s:
-        return None
-    searched = None
-    if effort != NO_SEARCH:
-        searched, _ = best_judged(problem, lower_bound(problem), "spindle", effort)
-    found = min((each for each in (least, searched) if each is not None), key=Judged.rank)
-    if best is not None and best.rank() <= found.rank():
-        return None
-    listed = ", ".join(sorted(names))
-    return found, problem, f"Devices share out the experts of {listed}, whose gradients fewer of them sum."
+        quick_plan, _ = best_judged(problem, lower_bound(problem), "spindle", NO_SEARCH)
+        if quick_plan is not None:
+            quick.append((quick_plan, problem))
+    return quick

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.best.experts import with_experts
+from spindle_cli.plan.best.experts import has_experts, with_experts
 from spindle_cli.plan.best.in_memory import in_memory, searched_over_everything
 from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.best.posed import ProblemPoser
@@ -82,16 +82,17 @@ def find(
         BelowBoundError: a bug of the planner.
     """
     profile = on_all_devices(profile, cluster)
-    posed = posing.posed(profile, cluster)
-    whole = problem = posed.problem
-    begins, all_fit = posed.best_of_each(strategy, effort)
+    posed_problem = posing.posed(profile, cluster)
+    whole = problem = posed_problem.problem
+    begins, all_fit = posed_problem.best_of_each(strategy, effort)
 
-    found = in_memory(problem, posed.lower_bound_s, begins, strategy, effort, all_fit=all_fit)
+    in_short_memory = in_memory(
+        problem, posed_problem.lower_bound_s, begins, strategy, effort, all_fit=all_fit
+    )
     best, note, is_searched = None, None, False
-    if found is not None:
-        best, note, is_searched = found.best, found.note, found.is_searched
-    is_of_experts = any(metaop.num_experts for metaop in profile.metaops)
-    if strategy == "spindle" and is_of_experts and not cluster.is_mixed:
+    if in_short_memory is not None:
+        best, note, is_searched = in_short_memory.best, in_short_memory.note, in_short_memory.is_searched
+    if strategy == "spindle" and has_experts(profile) and not cluster.is_mixed:
         shared_out = with_experts(profile, cluster, effort, best)
         if shared_out is not None:
             best, problem, note = shared_out
@@ -101,12 +102,12 @@ def find(
         alike = all_on_all(profile, cluster)
         if alike is not None and alike[0].rank() < best.rank():
             (best, problem), note = alike, None
-    require_above(posed.lower_bound_s, best.prediction.compute_s, best.strategy)
+    require_above(posed_problem.lower_bound_s, best.prediction.compute_s, best.strategy)
     best = with_passes_apart(problem, best)
     if strategy == "spindle" and not cluster.is_mixed:
-        baselines = map(posed.by_baseline, posed.baselines(strategy))
-        if (other := or_another_apart(whole, best, baselines)) is not best:
-            best, problem, note = other, whole, None
+        baselines = map(posed_problem.by_baseline, posed_problem.baselines(strategy))
+        if (reordered := or_another_apart(whole, best, baselines)) is not best:
+            best, problem, note = reordered, whole, None
     if (profile.sharding or cluster.is_mixed) and not best.is_apart:
         timed_apart = apart(problem, best)
         if timed_apart is None:
@@ -125,7 +126,7 @@ def widened(profile: Profile, cluster: Cluster) -> Profile:
     wide = on_any_number(profile, cluster)
     if wide is None:
         return profile
-    bound_s, wide_s = (lower_bound(make_problem(each, cluster)).lower_bound_s for each in (profile, wide))
+    bound_s, wide_s = (lower_bound(make_problem(either, cluster)).lower_bound_s for either in (profile, wide))
     return wide if wide_s < (1 - WORTH_UNEQUAL) * bound_s else profile
 
 
@@ -147,16 +148,16 @@ def find_wide(
         NoPlanError: a MetaOp has no valid allocation.
         BelowBoundError: a bug of the planner.
     """
-    found = find(wide, cluster, strategy, effort, posing)
+    result = find(wide, cluster, strategy, effort, posing)
     if wide is profile:
-        return found
-    apart = None if found is None else told_apart(make_problem(wide, cluster), found.best)
+        return result
+    apart = None if result is None else told_apart(make_problem(wide, cluster), result.best)
     equal = find(profile, cluster, strategy, NO_SEARCH, posing)
-    if found is None or apart is None:
+    if result is None or apart is None:
         return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort, posing)
     if equal is not None and equal.best.rank() <= apart.rank():
         return equal
-    return replace(found, best=apart)
+    return replace(result, best=apart)
 
 
 def find_in(

@@ -23,7 +23,9 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
-def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLessS = itself) -> Found | None:
+def find_asked(
+    profile: Profile, cluster: Cluster, request: Asked, or_less_s: OrLessS = itself
+) -> Found | None:
     """The best plan of a step that runs all tasks; None: nothing that is asked for fits, or what does is not
     faster than another kind of plan.
 
@@ -32,59 +34,66 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked, or_less_s: OrLe
             be cut or shared out so.
         BelowBoundError: a bug of the planner.
     """
-    if asked.equal_shares:
+    if request.equal_shares:
         profile = profile.in_equal_shares()
-    cluster = asked.allowed(cluster)
+    cluster = request.allowed(cluster)
     posing = ProblemPoser()
     bound_s = posing.posed(profile, cluster).lower_bound_s
-    profile = profile.sharded(asked.sharding or {})
+    profile = profile.sharded(request.sharding or {})
     # What is shared out runs on all devices in any case.
-    is_free = not asked.equal_shares and not gives_up_memory(profile.sharding) and not cluster.is_mixed
-    wide = widened(profile, cluster) if is_free and asked.micro_batches is None else profile
+    is_free = not request.equal_shares and not gives_up_memory(profile.sharding) and not cluster.is_mixed
+    wide = widened(profile, cluster) if is_free and request.micro_batches is None else profile
     cut = partial(in_micro_batches, cluster=cluster)
-    strategy, effort = asked.strategy, asked.effort
-    found: Found | None
-    if asked.micro_batches is not None:
-        asked_for = cut(profile, asked.micro_batches)
+    strategy, effort = request.strategy, request.effort
+    result: Found | None
+    if request.micro_batches is not None:
+        asked_for = cut(profile, request.micro_batches)
         posed = posing.posed(asked_for.one, cluster)
         quick = [posed.best(strategy, NO_SEARCH)[0], *map(posed.by_baseline, posed.baselines(strategy))]
         is_searched = strategy == "spindle" and not gives_up_memory(profile.sharding)
         over_all = effort if is_searched else NO_SEARCH
         search = partial(find, cluster=cluster, strategy=strategy, effort=effort, posing=posing)
-        found = find_in(asked_for, search, [plan for plan in quick if plan is not None], over_all)
+        result = find_in(asked_for, search, [plan for plan in quick if plan is not None], over_all)
     else:
-        found = find_wide(profile, wide, cluster, strategy, effort, posing)
-        found = _or_on_part(found, profile, cluster, asked, posing)
-    seeds = Seeds(wide, cluster, asked, posing, cut)
-    return or_moving(seeds.or_better(found, bound_s, or_less_s), profile, cluster)
+        result = find_wide(profile, wide, cluster, strategy, effort, posing)
+        result = _or_on_part(result, profile, cluster, request, posing)
+    seeds = Seeds(wide, cluster, request, posing, cut)
+    return or_moving(seeds.or_better(result, bound_s, or_less_s), profile, cluster)
 
 
 def _or_on_part(
-    found: Found | None, profile: Profile, cluster: Cluster, asked: Asked, posing: ProblemPoser
+    result: Found | None, profile: Profile, cluster: Cluster, request: Asked, posing: ProblemPoser
 ) -> Found | None:
     """A plan, or on several types a shorter one that leaves nodes idle."""
-    may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
-    if found is None or not cluster.is_mixed or not may_leave:
-        return found
-    posed = posing.posed(profile, cluster)
-    return on_best_part(posed.problem, posed.bound, found, partial(_on_part, profile, asked.effort, cluster))
+    may_leave = request.strategy == "spindle" and request.effort != NO_SEARCH and not request.shares_out_more
+    if result is None or not cluster.is_mixed or not may_leave:
+        return result
+    posed_problem = posing.posed(profile, cluster)
+    return on_best_part(
+        posed_problem.problem,
+        posed_problem.bound,
+        result,
+        partial(_on_part, profile, request.effort, cluster),
+    )
 
 
 def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:
     """The best plan for some nodes of a cluster by themselves, of whole batches."""
-    own = seen_on(profile, part).weighted(weights_on(part, profile.shard_weights, whole))
-    return find(own, part, "spindle", effort, ProblemPoser())
+    seen = seen_on(profile, part).weighted(weights_on(part, profile.shard_weights, whole))
+    return find(seen, part, "spindle", effort, ProblemPoser())
 
 
-def or_moving(found: Found | None, profile: Profile, cluster: Cluster) -> Found | None:
+def or_moving(result: Found | None, profile: Profile, cluster: Cluster) -> Found | None:
     """A plan, or a shorter one that moves activations to host memory where it recomputes."""
-    if found is None or not cluster.knows_host_links:
-        return found
-    problem = make_problem(profile.sharded(found.sharding), cluster) if found.cut is None else found.cut.all
-    moved = moving_instead(problem, found.best)
-    if moved is found.best:
-        return found
-    before, after = (describe(best.slices) or "" for best in (found.best, moved))
+    if result is None or not cluster.knows_host_links:
+        return result
+    problem = (
+        make_problem(profile.sharded(result.sharding), cluster) if result.cut is None else result.cut.all
+    )
+    moved = moving_instead(problem, result.best)
+    if moved is result.best:
+        return result
+    before, after = (describe(best.slices) or "" for best in (result.best, moved))
     # What splits layers, or shares out parameters, is said before what recomputes.
-    said = (found.note or before).replace(before.removeprefix(ASKS), after.removeprefix(ASKS))
-    return replace(found, best=moved, note=said)
+    said = (result.note or before).replace(before.removeprefix(ASKS), after.removeprefix(ASKS))
+    return replace(result, best=moved, note=said)

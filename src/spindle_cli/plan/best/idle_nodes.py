@@ -52,14 +52,14 @@ TOO_SLOW = "sums over the links to more nodes would take longer than these save"
 Find = Callable[[Cluster, Asked], Found | None]
 
 
-def or_on_fewer(profile: Profile, cluster: Cluster, asked: Asked, whole: Found, find: Find) -> Found:
+def or_on_fewer(profile: Profile, cluster: Cluster, request: Asked, whole: Found, find: Find) -> Found:
     """A plan, or one that leaves nodes of one type idle and is shorter by `WORTH`.
 
     Args:
         whole: the best plan of those that may use all devices.
         find: plans for a part of the cluster.
     """
-    is_free = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
+    is_free = request.strategy == "spindle" and request.effort != NO_SEARCH and not request.shares_out_more
     if not is_free or len(cluster.nodes) == 1:
         return whole
     best, problem = whole, make_problem(profile, cluster)
@@ -72,10 +72,10 @@ def or_on_fewer(profile: Profile, cluster: Cluster, asked: Asked, whole: Found, 
                 continue
             # Where memory is short a search takes long, and what makes it so shows in a quick plan.
             if whole.is_short and not _comes_near(
-                find(part.cluster, replace(asked, effort=NO_SEARCH)), best_s
+                find(part.cluster, replace(request, effort=NO_SEARCH)), best_s
             ):
                 continue
-            searched = find(part.cluster, asked)
+            searched = find(part.cluster, request)
         except NoPlanError:  # an op has no allocation there
             continue
         moved = None if searched is None else on_all(profile, cluster, part, searched)
@@ -93,8 +93,8 @@ def _parts(problem: Problem, than_s: float) -> list[Part]:
     work_s = sum(
         node.num_ops * min(point.num_devices * point.op_s for point in node.points) for node in problem.nodes
     )
-    found = [part for part in groups_of(problem.cluster) if work_s / len(part.devices) < than_s]
-    return sorted(found, key=lambda part: -len(part.devices))[:MOST_PARTS]
+    parts = [part for part in groups_of(problem.cluster) if work_s / len(part.devices) < than_s]
+    return sorted(parts, key=lambda part: -len(part.devices))[:MOST_PARTS]
 
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -117,24 +117,24 @@ def on_best_part(problem: Problem, bound: Bound, whole: Found, plan_for: PlanFor
     plain = _in_turn(problem, _everything(problem)) if parts else None
     gain = 1.0 if plain is None else min(1.0, whole_s / plain.prediction.iteration_s)
     best = whole
-    for judged, part in _fastest_in_turn(problem, parts, enough_s / gain):
-        if gain * judged.prediction.iteration_s < enough_s:
-            found = _planned(problem, part, plan_for)
-            best = best if found is None or best.best.rank() <= found.best.rank() else found
+    for evaluated, part in _fastest_in_turn(problem, parts, enough_s / gain):
+        if gain * evaluated.prediction.iteration_s < enough_s:
+            planned = _planned(problem, part, plan_for)
+            best = best if planned is None or best.best.rank() <= planned.best.rank() else planned
     return best if best.best.prediction.iteration_s < enough_s else _with_idle_said(problem, whole)
 
 
 def _with_idle_said(problem: Problem, whole: Found) -> Found:
     """Note in a plan that it leaves nodes idle, if these would compute if sums took no time."""
-    draft = _draft_in_turn(problem, _everything(problem))
-    busy = _nodes_of(problem, (piece.devices for piece in whole.best.slices))
-    wanted = set() if draft is None else _nodes_of(problem, draft.devices or ())
+    candidate = _draft_in_turn(problem, _everything(problem))
+    busy = _nodes_of(problem, (slice_.devices for slice_ in whole.best.slices))
+    wanted = set() if candidate is None else _nodes_of(problem, candidate.devices or ())
     idle = sum(problem.cluster.node_sizes[node] for node in wanted - busy)
     return with_idle(whole, idle, TOO_SLOW) if idle else whole
 
 
 def _nodes_of(problem: Problem, devices: Iterable[Sequence[int]]) -> set[int]:
-    return {problem.cluster.node_of[device] for own in devices for device in own}
+    return {problem.cluster.node_of[device] for some_devices in devices for device in some_devices}
 
 
 def _everything(problem: Problem) -> Part:
@@ -147,26 +147,28 @@ def _fastest_in_turn(problem: Problem, parts: Sequence[Part], within_s: float) -
 
     An iteration takes at least as long as its schedule, so what cannot be one of these is not judged.
     """
-    drafts = [(draft, part) for part in parts if (draft := _draft_in_turn(problem, part)) is not None]
-    found: list[tuple[Judged, Part]] = []
-    for draft, part in sorted(drafts, key=lambda item: item[0].pieces[-1].end_s):
-        if draft.pieces[-1].end_s > within_s:
+    candidates = [
+        (candidate, part) for part in parts if (candidate := _draft_in_turn(problem, part)) is not None
+    ]
+    fastest: list[tuple[Judged, Part]] = []
+    for candidate, part in sorted(candidates, key=lambda item: item[0].pieces[-1].end_s):
+        if candidate.pieces[-1].end_s > within_s:
             break
-        judged = judge_as_placed(problem, draft)
-        if judged is not None:
-            found.append((judged, part))
-            found = sorted(found, key=lambda item: item[0].rank())[:MOST_SEARCHED]
-            if len(found) == MOST_SEARCHED:
-                within_s = min(within_s, found[-1][0].prediction.iteration_s)
-    return found
+        evaluated = judge_as_placed(problem, candidate)
+        if evaluated is not None:
+            fastest.append((evaluated, part))
+            fastest = sorted(fastest, key=lambda item: item[0].rank())[:MOST_SEARCHED]
+            if len(fastest) == MOST_SEARCHED:
+                within_s = min(within_s, fastest[-1][0].prediction.iteration_s)
+    return fastest
 
 
 def _in_turn(problem: Problem, part: Part) -> Judged | None:
     """One MetaOp after another, each on the fastest allocation that the part has; None if that does not fit,
     or one has none.
     """
-    draft = _draft_in_turn(problem, part)
-    return None if draft is None else judge_as_placed(problem, draft)
+    candidate = _draft_in_turn(problem, part)
+    return None if candidate is None else judge_as_placed(problem, candidate)
 
 
 def _draft_in_turn(problem: Problem, part: Part) -> Draft | None:
@@ -190,12 +192,12 @@ def _has_room(point: Point, room: Sequence[int]) -> bool:
 def parts_that_could_be_faster(problem: Problem, bound: Bound, than_s: float) -> list[Part]:
     """Parts in which a schedule could end earlier, those first in which it could end first."""
     costs = [_Costs(problem, prices) for prices in (bound.prices, _prices_by_speed(problem))]
-    found = []
+    parts = []
     for part in parts_of(problem.cluster):
-        bound_s = max(each.bound_s(_room(problem, part)) for each in costs)
+        bound_s = max(cost.bound_s(_room(problem, part)) for cost in costs)
         if bound_s < than_s:
-            found.append(replace(part, bound_s=bound_s))
-    return sorted(found, key=lambda part: (part.bound_s, len(part.devices)))
+            parts.append(replace(part, bound_s=bound_s))
+    return sorted(parts, key=lambda part: (part.bound_s, len(part.devices)))
 
 
 def _prices_by_speed(problem: Problem) -> tuple[float, ...]:
@@ -203,7 +205,10 @@ def _prices_by_speed(problem: Problem) -> tuple[float, ...]:
     nothing where a chain, and not the number of devices, is what keeps it from ending earlier.
     """
     kinds = range(len(problem.cluster.types))
-    alone_s = [_Costs(problem, [float(kind == own) for kind in kinds]).of_one_type(own) for own in kinds]
+    alone_s = [
+        _Costs(problem, [float(kind == type_number) for kind in kinds]).of_one_type(type_number)
+        for type_number in kinds
+    ]
     return tuple(0.0 if isinf(seconds) else 1 / seconds for seconds in alone_s)
 
 
@@ -229,15 +234,15 @@ class _Costs:
         return self._least([counts.sum(axis=1) == counts[:, kind] for counts in self._counts])
 
     def _least(self, has_room: Sequence[Mask]) -> float:
-        each = zip(self._num_ops, self._worth, has_room, strict=True)
-        return sum(ops * float(np.min(costs, where=mask, initial=inf)) for ops, costs, mask in each)
+        nodes = zip(self._num_ops, self._worth, has_room, strict=True)
+        return sum(ops * float(np.min(costs, where=mask, initial=inf)) for ops, costs, mask in nodes)
 
 
 def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
     """The plan for a part as one of the whole cluster; None if nothing fits."""
     try:
-        found = plan_for(part.cluster)
+        of_part = plan_for(part.cluster)
     except NoPlanError:  # an op has no allocation there, which is no reason to have no plan
         return None
-    moved = None if found is None else on_all(problem.profile, problem.cluster, part, found)
+    moved = None if of_part is None else on_all(problem.profile, problem.cluster, part, of_part)
     return None if moved is None else with_idle(moved, problem.num_devices - len(part.devices), TOO_SLOW)

@@ -63,23 +63,23 @@ def in_memory(
     """
     may_search = strategy == "spindle" and effort != NO_SEARCH
     near_s = lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
-    found = InMemory(begins[0]) if begins else None
-    if found is not None and may_search:
+    result = InMemory(begins[0]) if begins else None
+    if result is not None and may_search:
         searched = _searched(problem, near_s, begins, effort)
         is_near = searched is not None and (
             searched.prediction.compute_s <= NEAR_SEARCHED * lower_bound_s
-            or _gives_up_little(problem, searched, found.best)
+            or _gives_up_little(problem, searched, result.best)
         )
-        best = searched or found.best
-        found = InMemory(best, describe(best.slices), is_near)
-    return found
+        best = searched or result.best
+        result = InMemory(best, describe(best.slices), is_near)
+    return result
 
 
 def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
     """A shorter plan than those that fit, or None, also where one takes no longer than `near_s`: there is
     little to gain.
     """
-    if min(judged.prediction.iteration_s for judged in begins) <= near_s:
+    if min(evaluated.prediction.iteration_s for evaluated in begins) <= near_s:
         return None
     return searched_over_everything(problem, begins, effort)
 
@@ -106,10 +106,10 @@ def recomputed_share(
 ) -> float:
     """The part of all forward passes' device-seconds that backward passes compute again."""
     again_s = total_s = 0.0
-    for piece in slices:
-        op = times_of(by_name[piece.metaop], piece, cluster)
+    for slice_ in slices:
+        op = times_of(by_name[slice_.metaop], slice_, cluster)
         assert op is not None, "no other shares are planned"
-        op_s = len(piece.devices) * op.forward_s
-        total_s += op_s * piece.num_ops
-        again_s += op_s * forwards_again(piece, by_name[piece.metaop])
+        op_s = len(slice_.devices) * op.forward_s
+        total_s += op_s * slice_.num_ops
+        again_s += op_s * forwards_again(slice_, by_name[slice_.metaop])
     return again_s / total_s if total_s else 0.0

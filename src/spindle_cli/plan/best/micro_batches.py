@@ -41,9 +41,9 @@ class MicroBatched:
     counts: Mapping[str, int]
     cluster: Cluster
 
-    def count_of(self, piece: Slice) -> int:
+    def count_of(self, slice_: Slice) -> int:
         """How many micro-batches the task of a slice has."""
-        return self.counts.get(self.one.by_name[piece.metaop].task, 1)
+        return self.counts.get(self.one.by_name[slice_.metaop].task, 1)
 
     @cached_property
     def first(self) -> Problem:
@@ -60,9 +60,9 @@ class MicroBatched:
         ]
         return make_problem(self.one.with_metaops(metaops), self.cluster)
 
-    def numbered(self, piece: Slice, number: int) -> Slice:
+    def numbered(self, slice_: Slice, number: int) -> Slice:
         """A slice of `one` as that of a micro-batch in `all`."""
-        return piece.model_copy(update={"metaop": _name_of(piece.metaop, number), "micro_batch": number})
+        return slice_.model_copy(update={"metaop": _name_of(slice_.metaop, number), "micro_batch": number})
 
     def folded(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """Slices of `all` as a plan has them."""
@@ -72,12 +72,12 @@ class MicroBatched:
             for count in [self.counts.get(metaop.task, 1)]
             for number in range(count)
         }
-        found = []
-        for piece in slices:
-            name, number, count = whole[piece.metaop]
+        folded = []
+        for slice_ in slices:
+            name, number, count = whole[slice_.metaop]
             update = {"metaop": name, "micro_batch": number, "micro_batches": count}
-            found.append(piece.model_copy(update=update))
-        return tuple(found)
+            folded.append(slice_.model_copy(update=update))
+        return tuple(folded)
 
 
 def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> MicroBatched:
@@ -127,10 +127,10 @@ def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
     can be. Then each round of micro-batches has the same work, and every task a part in it.
     """
     counts: dict[str, int] = {}
-    for each in in_parts(profile).values():
-        most = max(cut for cut in _cuts_of(each) if cut <= count)
+    for members in in_parts(profile).values():
+        most = max(cut for cut in _cuts_of(members) if cut <= count)
         if most > 1:
-            counts |= {metaop.task: most for metaop in each}
+            counts |= {metaop.task: most for metaop in members}
     return counts
 
 
@@ -143,13 +143,13 @@ def cuts_of_parts(
     Args:
         micro_batches: into how many each task is cut, where only one way is to be there.
     """
-    found: list[list[CutPart]] = []
+    cuts: list[list[CutPart]] = []
     for members in in_parts(profile).values():
         part = profile.with_metaops(members)
         wanted = _cuts_of(members) if micro_batches is None else [micro_batches.get(members[0].task, 1)]
         ways = (_cut_part(part, count, cut) for count in wanted)
-        found.append([way for way in ways if way is not None])
-    return found
+        cuts.append([way for way in ways if way is not None])
+    return cuts
 
 
 def _cut_part(part: Profile, count: int, cut: Cut) -> CutPart | None:
@@ -214,11 +214,11 @@ def _require_sound(profile: Profile, counts: Mapping[str, int]) -> None:
         )
     for metaop in profile.metaops:
         count = counts.get(metaop.task, 1)
-        other, others = count_of.setdefault(part_of[metaop.name], (metaop.task, count))
-        if count != others:
+        first_task, expected = count_of.setdefault(part_of[metaop.name], (metaop.task, count))
+        if count != expected:
             raise NoPlanError(
-                f"micro-batches: task {metaop.task!r} has {count}, and task {other!r}, whose values it "
-                f"exchanges, {others}",
+                f"micro-batches: task {metaop.task!r} has {count}, and task {first_task!r}, whose values it "
+                f"exchanges, {expected}",
                 hint="Cut both into as many.",
             )
         if count > 1:
@@ -256,7 +256,7 @@ def _part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> MetaOpProfile:
             "memory": tuple(_memory_of_part(entry, count) for entry in metaop.memory),
             "field_bytes": {op: part(num_bytes) for op, num_bytes in metaop.field_bytes.items()},
             "output_bytes": part(metaop.output_bytes),
-            "gathered": tuple(each.rebatched(1 / count) for each in metaop.gathered),
+            "gathered": tuple(matrix.rebatched(1 / count) for matrix in metaop.gathered),
             "inner_output_bytes": None if inner is None else part(inner),
             "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op / count,
             "curve": _curve_of_part(metaop, count, cluster),
@@ -294,17 +294,19 @@ def _points_of_part(
     """Return the allocations of a micro-batch of so many samples; one object for equal shares."""
     points: list[CurvePoint] = []
     for device in dict.fromkeys(share.device for share in shares.of):
-        own = [share for share in shares.of if share.device == device]
-        found = sorted(_points(own, samples, num_devices), key=lambda point: (point.num_devices, point.tp))
-        points += [point.model_copy(update={"device": device}) for point in found]
+        of_type = [share for share in shares.of if share.device == device]
+        of_device = sorted(
+            _points(of_type, samples, num_devices), key=lambda point: (point.num_devices, point.tp)
+        )
+        points += [point.model_copy(update={"device": device}) for point in of_device]
     return tuple(points)
 
 
 def _points(shares: Sequence[ShareTime], samples: int, num_devices: int) -> Iterator[CurvePoint]:
     """Yield the allocations of a micro-batch of so many samples on one type of device."""
     for tp in sorted({share.tp for share in shares}):
-        known = KnownShares(share for share in shares if share.tp == tp)
+        known_shares = KnownShares(share for share in shares if share.tp == tp)
         for dp in range(1, min(samples, num_devices // tp) + 1):
-            op = known.seconds(samples // dp) if samples % dp == 0 else None
+            op = known_shares.seconds(samples // dp) if samples % dp == 0 else None
             if op is not None and op.forward_s + op.backward_s > 0:
                 yield point_of_share(dp, tp, op)

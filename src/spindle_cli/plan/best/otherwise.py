@@ -25,32 +25,32 @@ from spindle_cli.profile.types import Profile
 Find = Callable[[Cluster, Asked], Found | None]
 
 
-def found_otherwise(profile: Profile, cluster: Cluster, asked: Asked, find: Find) -> Found | None:
+def found_otherwise(profile: Profile, cluster: Cluster, request: Asked, find: Find) -> Found | None:
     """A plan where `spindle` has found none; None where that fits in no other way either.
 
     Args:
         find: plans for the cluster, or for a part of it.
     """
-    if asked.strategy != "spindle":
+    if request.strategy != "spindle":
         return None
-    quickly = replace(asked, effort=NO_SEARCH)
+    quickly = replace(request, effort=NO_SEARCH)
     others = strategies_on(cluster)[1:]
-    found = [_or_none(find, cluster, replace(quickly, strategy=name)) for name in others]
-    best = min(filter(None, found), key=lambda each: each.best.rank(), default=None)
-    if best is not None or asked.shares_out_more:  # what is to be shared out is so over all devices
+    results = [_or_none(find, cluster, replace(quickly, strategy=name)) for name in others]
+    best = min(filter(None, results), key=lambda result: result.best.rank(), default=None)
+    if best is not None or request.shares_out_more:  # what is to be shared out is so over all devices
         return best
     for part in _parts(cluster):
-        of_part = _or_none(find, part.cluster, asked)
+        of_part = _or_none(find, part.cluster, request)
         if of_part is not None and (moved := on_all(profile, cluster, part, of_part)) is not None:
             idle = cluster.num_devices - len(part.devices)
             return with_idle(moved, idle, "no plan that was looked for fits with all of them")
     return None
 
 
-def _or_none(find: Find, cluster: Cluster, asked: Asked) -> Found | None:
+def _or_none(find: Find, cluster: Cluster, request: Asked) -> Found | None:
     """None also where an op has no allocation, which is no reason to have no plan elsewhere."""
     try:
-        return find(cluster, asked)
+        return find(cluster, request)
     except NoPlanError:
         return None
 
@@ -59,8 +59,8 @@ def _parts(cluster: Cluster) -> Iterator[Part]:
     """Some parts of a cluster, those that are whole groups of nodes first, of these and of others the largest
     first.
     """
-    found: dict[tuple[int, ...], Part] = {}
+    parts_by_devices: dict[tuple[int, ...], Part] = {}
     for parts in (groups_of(cluster), parts_of(cluster)):
-        for part in sorted(parts, key=lambda each: -len(each.devices)):
-            found.setdefault(part.devices, part)
-    yield from list(found.values())[:MOST_PARTS]
+        for part in sorted(parts, key=lambda some_part: -len(some_part.devices)):
+            parts_by_devices.setdefault(part.devices, part)
+    yield from list(parts_by_devices.values())[:MOST_PARTS]

@@ -73,25 +73,25 @@ def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
     return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
 
 
-def on_all(profile: Profile, cluster: Cluster, part: Part, found: Found) -> Found | None:
+def on_all(profile: Profile, cluster: Cluster, part: Part, result: Found) -> Found | None:
     """The plan for a part as one of the whole cluster; None if that does not fit."""
-    profile = profile.sharded(found.sharding)
+    profile = profile.sharded(result.sharding)
     cut = None
-    if found.cut is not None:  # of a part of one type, it knows nothing of the others
-        counts = found.cut.counts
+    if result.cut is not None:  # of a part of one type, it knows nothing of the others
+        counts = result.cut.counts
         cut = MicroBatched(cut_profile(profile, counts, cluster), counts, cluster)
     problem = make_problem(profile, cluster) if cut is None else cut.all
     slices = tuple(
-        piece.model_copy(update={"devices": tuple(part.devices[device] for device in piece.devices)})
-        for piece in found.best.slices
+        slice_.model_copy(update={"devices": tuple(part.devices[device] for device in slice_.devices)})
+        for slice_ in result.best.slices
     )
-    judged = measure_as_they_are(problem, "spindle", slices, found.best.after)
-    if judged is not None and cluster.is_mixed and not judged.is_apart:
-        judged = apart(problem, judged)
-    return None if judged is None else replace(found, best=judged, cut=cut)
+    evaluated = measure_as_they_are(problem, "spindle", slices, result.best.after)
+    if evaluated is not None and cluster.is_mixed and not evaluated.is_apart:
+        evaluated = apart(problem, evaluated)
+    return None if evaluated is None else replace(result, best=evaluated, cut=cut)
 
 
-def with_idle(found: Found, idle: int, why: str) -> Found:
+def with_idle(result: Found, idle: int, why: str) -> Found:
     """The plan with a note of how many devices stay idle, and why."""
     note = f"{counted(idle, 'device')} {'stays' if idle == 1 else 'stay'} idle: {why}."
-    return replace(found, note=note if found.note is None else f"{found.note} {note}")
+    return replace(result, note=note if result.note is None else f"{result.note} {note}")

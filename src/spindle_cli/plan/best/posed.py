@@ -62,8 +62,8 @@ class PosedProblem:
         if self._is_mixed:
             best, all_fit = self.best(strategy, effort)
             return [] if best is None else [best], all_fit
-        found, all_fit = best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
-        return all_spread_out(self.problem, found), all_fit
+        plans, all_fit = best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
+        return all_spread_out(self.problem, plans), all_fit
 
     def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
         if self._is_mixed:

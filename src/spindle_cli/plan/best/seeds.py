@@ -64,12 +64,12 @@ class MemorySaving:
 
     Attributes:
         fallback: what one micro-batch of each task recomputes, moves to host memory or splits.
-        posed: the problem of one micro-batch of each task.
+        posed_problem: that of one micro-batch of each task.
         cut: the micro-batches; of no task where batches stay whole.
     """
 
     fallback: MemoryFallback
-    posed: Posed
+    posed_problem: Posed
     cut: MicroBatched
 
     @property
@@ -162,7 +162,7 @@ class Seeds:
         one = self.cut(self.profile, counts).one
         than_s = inf if counts else than_s
         for split in splits(one, self.cluster, self.posing, than_s / (1 + ABOVE_BOUND)):
-            if not may_be_faster(split.posed, than_s):
+            if not may_be_faster(split.posed_problem, than_s):
                 break
 
             def fitted(step: int, split: MemoryFallback = split.fallback) -> Fitted:
@@ -238,8 +238,8 @@ class Seeds:
             cut = self.cut(profile, fitted.counts)
         except NoPlanError:
             return None
-        posed = self.posing.posed(cut.one, self.cluster, fitted.fallback)
-        return MemorySaving(fitted.fallback, posed, cut) if may_fit(posed.problem) else None
+        posed_problem = self.posing.posed(cut.one, self.cluster, fitted.fallback)
+        return MemorySaving(fitted.fallback, posed_problem, cut) if may_fit(posed_problem.problem) else None
 
     def _soonest(self, profile: Profile, fitted: Fitted) -> Seed | None:
         """Return the best baseline, or where none fits the best that a quick search finds."""
@@ -250,22 +250,22 @@ class Seeds:
         """Return the best of the baselines, which take least time to find."""
         if saving is None:
             return None
-        names = saving.posed.baselines(self.asked.strategy)
+        names = saving.posed_problem.baselines(self.asked.strategy)
         if saving.is_sharded and "sequential" in names:
             names = ("sequential",)  # what is sharded runs on all devices in any case
-        plans = [judged for name in names if (judged := saving.posed.by_baseline(name)) is not None]
+        plans = [judged for name in names if (judged := saving.posed_problem.by_baseline(name)) is not None]
         return _seed(saving, min(plans, key=Judged.rank, default=None))
 
     def _quickly(self, saving: MemorySaving | None) -> Seed | None:
         """Return the best of a quick search; None if nothing fits, or what is sharded leaves no choice."""
         if saving is None or saving.is_sharded:
             return None
-        return _seed(saving, saving.posed.best(self.asked.strategy, NO_SEARCH)[0])
+        return _seed(saving, saving.posed_problem.best(self.asked.strategy, NO_SEARCH)[0])
 
     def _searched(self, seed: Seed) -> Found | None:
         """Search on from a seed; None if times for each pass, which what is sharded needs, do not fit."""
         saving, strategy, effort = seed.saving, self.asked.strategy, self.asked.effort
-        problem, fallback = saving.posed.problem, saving.fallback
+        problem, fallback = saving.posed_problem.problem, saving.fallback
         found: list[Judged | None] = [seed.judged]
         free_s = sum(
             node.num_ops * node.points[-1].op_s
@@ -273,7 +273,7 @@ class Seeds:
             if node.points[0].num_devices < problem.num_devices
         )
         if free_s > WORTH_A_SEARCH * problem.serial_s:
-            found.append(saving.of_all(saving.posed.best(strategy, effort)[0]))
+            found.append(saving.of_all(saving.posed_problem.best(strategy, effort)[0]))
         if not saving.cut.counts:
             passes = [with_passes_apart(problem, each) for each in found if each is not None]
             found = [told_apart(problem, each) for each in passes]

@@ -33,12 +33,14 @@ def shardings_to_try(profile: Profile, cluster: Cluster) -> list[dict[str, Shard
     possible = [key for key, metaops in users_of(profile).items() if run_on_all(metaops, cluster, profile)]
     sizes = {key: size for key, size in _sizes(profile).items() if key in possible}
     largest = heaviest({key: size.num_bytes for key, size in sizes.items()}, HEAVIEST_SHARE)
-    found = [
+    choices = [
         {key: Sharding.PARAMETERS for key in sizes if key in largest},
         dict.fromkeys(sizes, Sharding.PARAMETERS),
         {key: Sharding.GRADIENTS for key, size in sizes.items() if size.trained_bytes},
     ]
-    return [each for number, each in enumerate(found) if each and each not in found[:number]]
+    return [
+        sharding for number, sharding in enumerate(choices) if sharding and sharding not in choices[:number]
+    ]
 
 
 def keys_with_parameters(profile: Profile) -> tuple[str, ...]:
@@ -59,13 +61,13 @@ def _sizes(profile: Profile) -> dict[str, _Size]:
     for metaop in profile.metaops:
         for op in range(metaop.num_ops):
             for use in blocks_of(metaop, op):
-                own = _Size(ceil(use.num_bytes), ceil(use.trained_bytes))
-                known = blocks.get((key_of(metaop), use.block), own)
-                blocks[key_of(metaop), use.block] = _Size(*map(max, own, known))
-    found: dict[str, _Size] = {}
+                used = _Size(ceil(use.num_bytes), ceil(use.trained_bytes))
+                earlier = blocks.get((key_of(metaop), use.block), used)
+                blocks[key_of(metaop), use.block] = _Size(*map(max, used, earlier))
+    sizes: dict[str, _Size] = {}
     for (key, _), size in blocks.items():
-        found[key] = _Size(*map(add, size, found.get(key, (0, 0))))
-    return found
+        sizes[key] = _Size(*map(add, size, sizes.get(key, (0, 0))))
+    return sizes
 
 
 def parse_levels(texts: Sequence[str]) -> dict[str, Sharding]:
@@ -109,14 +111,14 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
         UsageError: no MetaOp has such parameters, or trains such as have gradients to share out.
         NoPlanError: its train settings do not let devices share anything.
     """
-    known = _sizes(profile)
+    sizes = _sizes(profile)
     for key, level in sorted(sharding.items()):
-        if key not in known:
+        if key not in sizes:
             raise UsageError(
                 f"sharding of {key!r}: the profile has no such parameters",
-                hint=f"It has {', '.join(sorted(known)) or 'none'}.",
+                hint=f"It has {', '.join(sorted(sizes)) or 'none'}.",
             )
-        if not (level.is_fetched or known[key].trained_bytes):
+        if not (level.is_fetched or sizes[key].trained_bytes):
             raise UsageError(
                 f"sharding of {key!r}: found {level}, but none of these parameters are trained",
                 hint=f"Share out the parameters themselves: {key}={Sharding.PARAMETERS}.",
@@ -134,6 +136,6 @@ def describe(sharding: ShardingOf) -> str:
     told = [
         f"{level} of {', '.join(keys)}"
         for level in Sharding
-        if level.is_by_pass and (keys := [key for key, own in sharding.items() if own is level])
+        if level.is_by_pass and (keys := [key for key, key_level in sharding.items() if key_level is level])
     ]
     return f"Memory asks for sharing out the {' and the '.join(told)}."

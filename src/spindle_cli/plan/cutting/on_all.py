@@ -41,8 +41,8 @@ def on_all_devices(profile: Profile, cluster: Cluster) -> Profile:
     if not chosen:
         return profile
     metaops = [
-        each.model_copy(update={"curve": (chosen[each.name],)}) if each.name in chosen else each
-        for each in profile.metaops
+        metaop.model_copy(update={"curve": (chosen[metaop.name],)}) if metaop.name in chosen else metaop
+        for metaop in profile.metaops
     ]
     return profile.with_metaops(metaops)
 
@@ -75,7 +75,7 @@ def chosen_on_all(
         if not degrees:
             raise _not_on_all(key, metaops, cluster)
         seconds = [
-            sum(seconds_on(each, points[each.name], cluster, profile) for each in metaops)
+            sum(seconds_on(metaop, points[metaop.name], cluster, profile) for metaop in metaops)
             for points in degrees
         ]
         chosen |= degrees[seconds.index(min(seconds))]
@@ -110,8 +110,8 @@ def _with_any_share(
 
 def _on_all_in_any_share(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
     count, more = cluster.num_devices, []
-    known = {point.tp for point in metaop.curve if point.num_devices == count}
-    for tp in sorted({share.tp for share in metaop.shares} - known):
+    known_degrees = {point.tp for point in metaop.curve if point.num_devices == count}
+    for tp in sorted({share.tp for share in metaop.shares} - known_degrees):
         dp = count // tp
         if dp * tp == count and 1 < dp < metaop.batch_size and metaop.batch_size % dp:
             op = share_seconds(metaop.shares, ceil(metaop.batch_size / dp), tp)
@@ -124,10 +124,12 @@ def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[di
     the least degree first. Of one type of device.
     """
     count = cluster.num_devices
-    of_each = [{point.tp: point for point in each.curve if point.num_devices == count} for each in metaops]
-    common = set.intersection(*(set(points) for points in of_each))
+    points_by_degree = [
+        {point.tp: point for point in metaop.curve if point.num_devices == count} for metaop in metaops
+    ]
+    common = set.intersection(*(set(points) for points in points_by_degree))
     return [
-        {each.name: points[tp] for each, points in zip(metaops, of_each, strict=True)}
+        {metaop.name: points[tp] for metaop, points in zip(metaops, points_by_degree, strict=True)}
         for tp in sorted(common)
         if cluster.num_groups(tp) * tp >= count
     ]
@@ -164,16 +166,16 @@ def longer_on(
 
 def _not_on_all(key: str, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> NoPlanError:
     count = cluster.num_devices
-    narrow = [each for each in metaops if all(point.num_devices != count for point in each.curve)]
+    narrow = [metaop for metaop in metaops if all(point.num_devices != count for point in metaop.curve)]
     hint = "Leave it whole, or use a batch that all devices divide."
     if narrow:
-        fewest = min(narrow, key=lambda each: each.batch_size)  # of micro-batches, one
+        fewest = min(narrow, key=lambda metaop: metaop.batch_size)  # of micro-batches, one
         why = f"{fewest.name} has no allocation on all {count} devices"
         if fewest.batch_size < count:
             why += f" for {counted(fewest.batch_size, 'sample')} at a time"
             hint = "Leave it whole, or run a sample for each device: larger batches, or fewer micro-batches."
     else:
-        names = ", ".join(each.name for each in metaops)
+        names = ", ".join(metaop.name for metaop in metaops)
         why = f"{names} have none of one degree of tensor parallelism on all {count} devices"
     return NoPlanError(
         f"sharding of {key!r}: {why}, and what uses shared-out parameters runs on all devices that hold them",

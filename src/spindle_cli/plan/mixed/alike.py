@@ -16,8 +16,8 @@ from spindle_cli.profile.types import Profile
 def are_alike(profile: Profile) -> bool:
     """Whether every op takes as long on all types of a profile, as a cluster sees it."""
     return all(
-        _equal(each.curve, len(profile.devices)) and _equal(each.shares, len(profile.devices))
-        for each in profile.metaops
+        _equal(metaop.curve, len(profile.devices)) and _equal(metaop.shares, len(profile.devices))
+        for metaop in profile.metaops
     )
 
 
@@ -25,9 +25,10 @@ def _equal(entries: Sequence[OfDevice], num_types: int) -> bool:
     if not entries:
         return True
     of_types = [
-        [entry.model_copy(update={"device": None}) for entry in own] for own in by_device(entries).values()
+        [entry.model_copy(update={"device": None}) for entry in of_type]
+        for of_type in by_device(entries).values()
     ]
-    return len(of_types) == num_types and all(own == of_types[0] for own in of_types)
+    return len(of_types) == num_types and all(of_type == of_types[0] for of_type in of_types)
 
 
 def as_one_type(cluster: Cluster) -> Cluster:
@@ -57,6 +58,6 @@ def with_types(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
         profile: as the cluster's types see it.
     """
     seen = seen_on(profile, cluster)
-    slices = [piece for wave in plan.waves for piece in wave.slices]
+    slices = [slice_ for wave in plan.waves for slice_ in wave.slices]
     metaops = tuple(plan_metaop(metaop, slices, cluster) for metaop in seen.metaops)
     return plan.model_copy(update={"cluster": cluster, "metaops": metaops})

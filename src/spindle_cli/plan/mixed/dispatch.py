@@ -81,10 +81,10 @@ class Choices:
         self._cheapest: list[int] = []
         least = inf, -1
         for point in fastest_first:
-            own = cost[point], point
-            if own < least:
+            priced = cost[point], point
+            if priced < least:
                 self._cheapest.append(point)
-                least = own
+                least = priced
         self._cheapest_s = [op_s[point] for point in self._cheapest]
         corners = hull(self._cheapest_s, [cost[point] for point in self._cheapest])
         self._corners = [self._cheapest[place] for place in corners]
@@ -128,16 +128,16 @@ def optimum_ops(
     """
     counts = np.array([point.counts or () for point in points])
     op_s = np.array([point.op_s for point in points])
-    found: dict[int, float] = {}
+    num_ops: dict[int, float] = {}
     for column, ops in used:
         if ops < FEWEST_OPS:
             continue
-        own = np.array(column.counts)
-        others = np.abs(counts - own) @ np.array(prices) / float(own @ np.array(prices))
+        wanted = np.array(column.counts)
+        apart = np.abs(counts - wanted) @ np.array(prices) / float(wanted @ np.array(prices))
         late = np.maximum(0.0, op_s / column.op_s - LATE)
-        nearest = int(np.argmin(others + LATE_WEIGHT * late))
-        found[nearest] = found.get(nearest, 0.0) + ops
-    return found
+        nearest = int(np.argmin(apart + LATE_WEIGHT * late))
+        num_ops[nearest] = num_ops.get(nearest, 0.0) + ops
+    return num_ops
 
 
 class _Priced(NamedTuple):
@@ -172,15 +172,17 @@ class MixedDispatcher:
         self.backwards = backwards
         self.taken = [[point.counts or () for point in node.points] for node in nodes]
         self.points_s = [[point.op_s for point in node.points] for node in nodes]
-        self.devices = tuple(problem.cluster.num_of_type[kind] for kind in problem.cluster.types)
-        self.num_inputs = [len(node.consumers if backwards else node.inputs) for node in nodes]
-        self.consumers = [node.inputs if backwards else node.consumers for node in nodes]
+        self.devices = problem.devices_of_types
+        before, behind = [node.inputs for node in nodes], [node.consumers for node in nodes]
+        if backwards:
+            before, behind = behind, before
+        self.num_inputs, self.consumers = list(map(len, before)), behind
         self.last_first = problem.order if backwards else tuple(reversed(problem.order))
-        self._fastest_first = [sorted(range(len(own)), key=own.__getitem__) for own in self.points_s]
+        self._fastest_first = [sorted(range(len(node_s)), key=node_s.__getitem__) for node_s in self.points_s]
         self._with_room: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         mean = float(np.mean(bound.prices)) or 1.0
         self._prices = np.maximum(np.array(bound.prices), LEAST_PRICE * mean)
-        self._counts = [np.array(own) for own in self.taken]
+        self._counts = list(map(np.array, self.taken))
         self.optimum = [
             optimum_ops(node.points, used, self._prices.tolist())
             for node, used in zip(nodes, bound.ops, strict=True)
@@ -197,27 +199,27 @@ class MixedDispatcher:
 
     def _price(self, factors: tuple[float, ...]) -> _Priced:
         prices = self._prices * np.array(factors)
-        each = zip(self._counts, self.points_s, strict=True)
-        return _Priced([((counts @ prices) * np.array(op_s)).tolist() for counts, op_s in each], {})
+        nodes = zip(self._counts, self.points_s, strict=True)
+        return _Priced([((counts @ prices) * np.array(op_s)).tolist() for counts, op_s in nodes], {})
 
     def choices(self, node: int, free: tuple[int, ...], priced: _Priced) -> Choices:
         """Return a node's allocations that so many free devices of each type are enough for."""
         key = node, free
-        found = priced.choices.get(key)
-        if found is None:
+        choices = priced.choices.get(key)
+        if choices is None:
             room = self.with_room(node, free)
-            found = priced.choices[key] = Choices(room, self.points_s[node], priced.costs[node])
-        return found
+            choices = priced.choices[key] = Choices(room, self.points_s[node], priced.costs[node])
+        return choices
 
     def with_room(self, node: int, free: tuple[int, ...]) -> list[int]:
         """A node's allocations that so many free devices of each type are enough for, the fastest first."""
         key = node, free
-        found = self._with_room.get(key)
-        if found is None:
+        points = self._with_room.get(key)
+        if points is None:
             has_room = np.all(self._counts[node] <= np.array(free), axis=1).tolist()
-            found = [point for point in self._fastest_first[node] if has_room[point]]
-            self._with_room[key] = found
-        return found
+            points = [point for point in self._fastest_first[node] if has_room[point]]
+            self._with_room[key] = points
+        return points
 
 
 class _Grant(NamedTuple):
@@ -248,7 +250,9 @@ class _Run:
         self.missing = list(of.num_inputs)
         self.ready = [node for node, count in enumerate(of.num_inputs) if not count]
         self.num_jobs = [0] * len(nodes)
-        self.unused = [dict(own) for own in of.optimum] if guide.follows_optimum else [{} for _ in nodes]
+        self.unused = (
+            [dict(node_ops) for node_ops in of.optimum] if guide.follows_optimum else [{} for _ in nodes]
+        )
         self.free = of.devices
         self.running: list[tuple[float, int, int]] = []  # heap of (end, node, point)
         self.now_s = 0.0
@@ -281,14 +285,14 @@ class _Run:
             wishes.append((-urgency * self.guide.urgency[node], node, self.op_s[node] / urgency * ALMOST))
         granted: list[_Grant] = []
         for _, node, wanted_s in sorted(wishes):
-            found = self._choose(node, wanted_s, waits=bool(self.running or granted))
-            if found is not None:
-                granted.append(found)
-                self._take(node, found.point, -1)
+            chosen = self._choose(node, wanted_s, waits=bool(self.running or granted))
+            if chosen is not None:
+                granted.append(chosen)
+                self._take(node, chosen.point, -1)
             if not any(self.free):
                 break
         next_s = self.running[0][0] if self.running else None
-        for grant in [self._widened(each) for each in granted]:
+        for grant in [self._widened(narrow) for narrow in granted]:
             self._run(grant, None if grant.is_enough else next_s)
 
     def _choose(self, node: int, wanted_s: float, *, waits: bool) -> _Grant | None:
@@ -348,15 +352,15 @@ class _Run:
         node, point = grant.node, grant.point
         self._take(node, point, 1)
         choices, cost = self.of.choices(node, self.free, self.priced), self.priced.costs[node]
-        found, most = grant, WIDEN_COST * cost[point]
+        widened, most = grant, WIDEN_COST * cost[point]
         for wider, op_s in zip(choices.fastest_first, choices.op_s, strict=True):
             if op_s >= self.of.points_s[node][point]:
                 break
             if cost[wider] <= most:
-                found = _Grant(node, wider, 1.0, is_enough=True)
+                widened = _Grant(node, wider, 1.0, is_enough=True)
                 break
-        self._take(node, found.point, -1)
-        return found
+        self._take(node, widened.point, -1)
+        return widened
 
     def _run(self, grant: _Grant, until_s: float | None) -> None:
         """Start a job: the share of its ops that are left, or as many as end by `until_s`, when devices come

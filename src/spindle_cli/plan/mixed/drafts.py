@@ -60,15 +60,15 @@ class DraftsOnTypes:
             NoPlanError: the strategy has no plan on these types.
         """
         if strategy != "spindle":
-            judged = judge(self.problem, baseline(self.problem, strategy))
-            return judged, judged is not None and not judged.is_apart
+            evaluated = judge(self.problem, baseline(self.problem, strategy))
+            return evaluated, evaluated is not None and not evaluated.is_apart
         placed = _Placed(self.problem, with_care=effort != NO_SEARCH, within_s=within_s)
         plain, mixing = self._schedules(effort)
         placed.others += placed.best_of(mixing)
         placed.plain += placed.best_of(plain)
         placed.add_baselines(self._baseline_drafts())
         best = self._or_pipeline(placed.best, effort)
-        all_fit = all(judged is not None and not judged.is_apart for judged in placed.plain)
+        all_fit = all(evaluated is not None and not evaluated.is_apart for evaluated in placed.plain)
         if all_fit or best is None or effort == NO_SEARCH:
             return best, all_fit
         return best, _iteration_s(best) <= (1 + MEMORY_IS_WORTH) * self._with_ample_memory_s(plain)
@@ -91,13 +91,13 @@ class DraftsOnTypes:
             return best
         # Where nothing else fits, what does is found soon or not at all.
         drafts = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
-        judged = (judge(self.problem, draft) for draft in drafts if self._uses_all(draft))
-        return _best_of([best, *judged])
+        evaluated = (judge(self.problem, candidate) for candidate in drafts if self._uses_all(candidate))
+        return _best_of([best, *evaluated])
 
-    def _uses_all(self, draft: Draft) -> bool:
+    def _uses_all(self, candidate: Draft) -> bool:
         """Whether a draft leaves no node idle; what gains by that is planned for parts of the cluster."""
         node_of = self.problem.cluster.node_of
-        used = {node_of[device] for devices in draft.devices or () for device in devices}
+        used = {node_of[device] for devices in candidate.devices or () for device in devices}
         return len(used) == len(set(node_of))
 
     def _schedules(self, effort: int) -> tuple[_Schedules, _Schedules]:
@@ -116,11 +116,13 @@ class DraftsOnTypes:
 
     def _baseline_drafts(self) -> list[Draft]:
         """Return the draft of each baseline, and its schedule with the devices left to the placement."""
-        found = []
+        baselines = []
         for name in baselines_on(self.problem.cluster):
             with suppress(NoPlanError):  # one that has no plan here is no reason to have none
-                found.append(baseline(self.problem, name))
-        return [each for draft in found for each in (draft, Draft("spindle", draft.pieces))]
+                baselines.append(baseline(self.problem, name))
+        return [
+            either for candidate in baselines for either in (candidate, Draft("spindle", candidate.pieces))
+        ]
 
 
 @dataclass
@@ -153,7 +155,7 @@ class _Placed:
         drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
         return best_of(
             self.problem,
-            [draft for draft in drafts if draft.end_s < self.best_s],
+            [candidate for candidate in drafts if candidate.end_s < self.best_s],
             with_care=self.with_care,
             within_s=self.best_s,
             care_brings=CARE_BRINGS_ON_TYPES,
@@ -161,13 +163,13 @@ class _Placed:
 
     def add_baselines(self, drafts: Iterable[Draft]) -> None:
         """Those that end before the best iteration."""
-        found: list[tuple[Judged | None, float]] = []
-        for draft in sorted(drafts, key=_end_s):
-            if _end_s(draft) >= self.best_s:
+        placed: list[tuple[Judged | None, float]] = []
+        for candidate in sorted(drafts, key=_end_s):
+            if _end_s(candidate) >= self.best_s:
                 break
-            found.append((judge(self.problem, draft), _end_s(draft)))
-            self.others.append(found[-1][0])
-        self.plain += [judged for judged, end_s in found if end_s < self.best_s]
+            placed.append((judge(self.problem, candidate), _end_s(candidate)))
+            self.others.append(placed[-1][0])
+        self.plain += [evaluated for evaluated, end_s in placed if end_s < self.best_s]
 
 
 def _shortest(schedules: _Schedules) -> _Schedules:
@@ -176,14 +178,14 @@ def _shortest(schedules: _Schedules) -> _Schedules:
     return sorted(different, key=lambda timed: max(end_s for _, _, end_s in timed))[:MOST_SEARCHED]
 
 
-def _best_of(found: Iterable[Judged | None]) -> Judged | None:
-    return min((each for each in found if each is not None), key=Judged.rank, default=None)
+def _best_of(plans: Iterable[Judged | None]) -> Judged | None:
+    return min((plan for plan in plans if plan is not None), key=Judged.rank, default=None)
 
 
-def _iteration_s(judged: Judged | None) -> float:
-    return inf if judged is None else judged.prediction.iteration_s
+def _iteration_s(evaluated: Judged | None) -> float:
+    return inf if evaluated is None else evaluated.prediction.iteration_s
 
 
-def _end_s(draft: Draft) -> float:
+def _end_s(candidate: Draft) -> float:
     """Before which no iteration with a draft's schedule ends."""
-    return max(piece.end_s for piece in draft.pieces)
+    return max(slice_.end_s for slice_ in candidate.pieces)

@@ -124,7 +124,7 @@ def _varied(guide: MixedGuide, timed: Sequence[Timed], random: Random) -> MixedG
     place = random.randrange(len(timed))
     node = timed[place][0][0]
     key = (node, sum(job[0] == node for job, _, _ in timed[:place]))
-    shares = {other: share for other, share in guide.shares.items() if other != key}
+    shares = {task: share for task, share in guide.shares.items() if task != key}
     return replace(guide, shares=shares if key in guide.shares else shares | {key: random.random()})
 
 

@@ -44,7 +44,7 @@ class Split:
     """Layers that are split, and the problem with these."""
 
     fallback: MemoryFallback
-    posed: Posed
+    posed_problem: Posed
 
 
 def itself(known_s: float) -> float:
@@ -52,9 +52,9 @@ def itself(known_s: float) -> float:
     return known_s
 
 
-def may_be_faster(posed: Posed, than_s: float) -> bool:
+def may_be_faster(posed_problem: Posed, than_s: float) -> bool:
     """Whether a plan of a problem that memory is short for may take less than so long."""
-    return than_s == inf or posed.lower_bound_s * (1 + ABOVE_BOUND) < than_s
+    return than_s == inf or posed_problem.lower_bound_s * (1 + ABOVE_BOUND) < than_s
 
 
 def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float = inf) -> list[Split]:
@@ -70,11 +70,11 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing, within_s: float =
         if whole.least_s(fallback) >= within_s:
             continue
         try:
-            posed = posing.posed(profile, cluster, fallback)
+            posed_problem = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        all_splits.append(Split(fallback, posed))
-    return [Split(none, whole), *sorted(all_splits, key=lambda split: split.posed.lower_bound_s)]
+        all_splits.append(Split(fallback, posed_problem))
+    return [Split(none, whole), *sorted(all_splits, key=lambda split: split.posed_problem.lower_bound_s)]
 
 
 def every_split(profile: Profile) -> Iterator[MemoryFallback]:

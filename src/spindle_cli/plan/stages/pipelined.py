@@ -46,41 +46,53 @@ UNHIDDEN = {"nccl": 0.15, "gloo": 1.0}
 def in_pipelines(
     profile: Profile,
     cluster: Cluster,
-    found: Found | None,
+    incumbent: Found | None,
     bound_any_s: float,
     simulated_s: Callable[[Found], float],
     micro_batches: Mapping[str, int] | None = None,
 ) -> Found | None:
-    """The best plan; `found` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and as
-    simulated.
+    """The best plan; `incumbent` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and
+    as simulated.
 
     Args:
-        found: the best of other plans; None: nothing fits.
+        incumbent: the best of other plans; None: nothing fits.
         bound_any_s: before which no schedule ends, however batches are cut.
         simulated_s: a plan's iteration by simulation.
-        micro_batches: of each task, where they are asked for: `found` has so many, and so have pipelines.
+        micro_batches: of each task, where they are asked for: the incumbent has so many, and so have
+            pipelines.
     """
-    if found is None or not may_gain(found.best.prediction, bound_any_s) or not _has_equal_batches(profile):
-        return found
-    search = _Search(profile, cluster, simulated_s, found, found.best.prediction.iteration_s)
+    if (
+        incumbent is None
+        or not may_gain(incumbent.best.prediction, bound_any_s)
+        or not _has_equal_batches(profile)
+    ):
+        return incumbent
+    search = _Search(profile, cluster, simulated_s, incumbent, incumbent.best.prediction.iteration_s)
     if micro_batches is not None:
         counts = {task: count for task, count in micro_batches.items() if count > 1}
         if counts:
             search.gains(counts)
         return search.best
-    heaviest = _tasks_of_parts(profile)[0]
+    _cut_alike(search)
+    if search.best is not incumbent:
+        search.cut_each_by_itself()
+    return search.best
+
+
+def _cut_alike(search: _Search) -> None:
+    """Try ever more micro-batches of all tasks alike, and of those with most work alone, as long as that
+    gains.
+    """
+    heaviest = _tasks_of_parts(search.profile)[0]
     missed = 0
     for count in COUNTS:
-        alike = alike_micro_batches(profile, count)
-        alone = {task: own for task, own in alike.items() if task in heaviest}
+        alike = alike_micro_batches(search.profile, count)
+        alone = {task: task_count for task, task_count in alike.items() if task in heaviest}
         gained = [search.gains(counts) for counts in (alike, alone) if counts and search.is_new(counts)]
         if gained:
             missed = 0 if any(gained) else missed + 1
         if missed == PATIENCE:  # the same bytes go between lanes, however many messages they are
             break
-    if search.best is not found:
-        search.cut_each_by_itself()
-    return search.best
 
 
 @dataclass
@@ -90,7 +102,7 @@ class _Search:
     Attributes:
         best_s: what it takes, with what of its messages does not hide.
         least_s: what it takes by simulation; None: it has not been simulated.
-        known: the numbers of micro-batches, by task, that have been tried.
+        seen: the numbers of micro-batches, by task, that have been tried.
     """
 
     profile: Profile
@@ -99,7 +111,7 @@ class _Search:
     best: Found
     best_s: float
     least_s: float | None = None
-    known: list[Mapping[str, int]] = field(default_factory=list)
+    seen: list[Mapping[str, int]] = field(default_factory=list)
 
     @property
     def tasks(self) -> set[str]:
@@ -108,26 +120,26 @@ class _Search:
 
     def is_new(self, counts: Mapping[str, int]) -> bool:
         """Whether these numbers have not been tried."""
-        return counts not in self.known
+        return counts not in self.seen
 
     def gains(self, counts: Mapping[str, int]) -> bool:
         """Try so many micro-batches, by task; whether the best plan has so many now."""
-        self.known.append(counts)
+        self.seen.append(counts)
         try:
             cut = in_micro_batches(self.profile, counts, self.cluster)
-            tried = _best_of(cut, self.best_s)
+            best = _best_of(cut, self.best_s)
         except NoPlanError:  # shares of so few samples have no allocation here
             return False
-        if tried is None:
+        if best is None:
             return False
-        judged, tried_s = tried
-        pipeline = Found(judged, self.best.is_short, cut=cut, sharding=self.profile.sharding)
+        evaluated, tried_s = best
+        pipeline = Found(evaluated, self.best.is_short, cut=cut, sharding=self.profile.sharding)
         if self.least_s is None:
             self.least_s = self.simulated_s(self.best)
-        own_s = self.simulated_s(pipeline)
-        if own_s >= (1 - WORTH) * self.least_s:
+        pipeline_s = self.simulated_s(pipeline)
+        if pipeline_s >= (1 - WORTH) * self.least_s:
             return False
-        self.best, self.best_s, self.least_s = pipeline, tried_s, own_s
+        self.best, self.best_s, self.least_s = pipeline, tried_s, pipeline_s
         return True
 
     def cut_each_by_itself(self) -> None:
@@ -164,7 +176,8 @@ def _tasks_of_parts(profile: Profile) -> list[tuple[str, ...]]:
 
     def least_work_s(metaops: Sequence[MetaOpProfile]) -> float:
         return sum(
-            each.num_ops * min(point.num_devices * point.op_s for point in each.curve) for each in metaops
+            metaop.num_ops * min(point.num_devices * point.op_s for point in metaop.curve)
+            for metaop in metaops
         )
 
     parts = sorted(in_parts(profile).values(), key=lambda metaops: -least_work_s(metaops))
@@ -187,12 +200,14 @@ def _best_of(cut: MicroBatched, best_s: float) -> tuple[Judged, float] | None:
     enough_s = (1 - WORTH) * best_s
     faster = None
     unhidden = UNHIDDEN[cut.cluster.talks_by]
-    for draft, messages_s in bounded(cut.all, 0, enough_s):
+    for candidate, messages_s in bounded(cut.all, 0, enough_s):
         unhidden_s = unhidden * messages_s
-        if draft.order is None or unhidden_s >= enough_s:
+        if candidate.order is None or unhidden_s >= enough_s:
             continue
-        judged = measure_as_they_are(cut.all, draft.name, slices_in_order(cut.all, draft, draft.order))
-        if judged is not None and judged.prediction.iteration_s + unhidden_s < enough_s:
-            enough_s = judged.prediction.iteration_s + unhidden_s
-            faster = judged, enough_s
+        evaluated = measure_as_they_are(
+            cut.all, candidate.name, slices_in_order(cut.all, candidate, candidate.order)
+        )
+        if evaluated is not None and evaluated.prediction.iteration_s + unhidden_s < enough_s:
+            enough_s = evaluated.prediction.iteration_s + unhidden_s
+            faster = evaluated, enough_s
     return faster

@@ -30,8 +30,8 @@ def all_on_all(profile: Profile, cluster: Cluster) -> tuple[Judged, Problem] | N
     if len(metaops) < len(profile.metaops):
         return None
     problem = make_problem(profile.with_metaops(metaops), cluster)
-    judged = judge(problem, sequential(problem))
-    return None if judged is None else (judged, problem)
+    evaluated = judge(problem, sequential(problem))
+    return None if evaluated is None else (evaluated, problem)
 
 
 def hands_on_much(best: Judged) -> bool:

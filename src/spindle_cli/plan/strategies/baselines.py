@@ -60,8 +60,8 @@ Devices = tuple[int, ...]
 
 def all_or_none(devices: Sequence[Devices | None]) -> tuple[Devices, ...] | None:
     """The devices of a draft's pieces; None, which leaves all of them to the placement, if one has none."""
-    found = tuple(each for each in devices if each is not None)
-    return found if len(found) == len(devices) else None
+    said = tuple(of_slice for of_slice in devices if of_slice is not None)
+    return said if len(said) == len(devices) else None
 
 
 def split_evenly_in_time(seconds: Sequence[Seconds], num_devices: int) -> list[int] | None:
@@ -94,9 +94,9 @@ def _next_faster(seconds: Seconds, share: int, left: int) -> int | None:
 
 def sequential(problem: Problem) -> Draft:
     """The schedule, in the order of the tasks as far as the edges allow, always from device 0 on."""
-    draft = in_turn(problem, "sequential", range(problem.num_devices), lambda _, node: node.points[-1])
-    assert draft is not None, "an allocation has room on the cluster"
-    return draft
+    candidate = in_turn(problem, "sequential", range(problem.num_devices), lambda _, node: node.points[-1])
+    assert candidate is not None, "an allocation has room on the cluster"
+    return candidate
 
 
 def in_turn(
@@ -106,7 +106,7 @@ def in_turn(
     point_of: Callable[[Problem, Node], Point | None],
 ) -> Draft | None:
     """One MetaOp after another on the first of some devices; None where one has no allocation there."""
-    pieces: list[UnplacedSlice] = []
+    slices: list[UnplacedSlice] = []
     placed: list[tuple[int, ...]] = []
     now_s = 0.0
     for number in problem.order:
@@ -116,16 +116,16 @@ def in_turn(
         if point is None or devices is None:
             return None
         end_s = now_s + node.num_ops * point.op_s
-        pieces.append(whole_slice(node, point, now_s, end_s))
+        slices.append(whole_slice(node, point, now_s, end_s))
         placed.append(devices)
         now_s = end_s
-    return Draft(strategy, tuple(pieces), tuple(placed), after=tuple(range(len(pieces))))
+    return Draft(strategy, tuple(slices), tuple(placed), after=tuple(range(len(slices))))
 
 
 def distmm(problem: Problem) -> Draft:
     """The schedule; shares are consecutive devices."""
     everywhere = range(problem.num_devices)
-    pieces: list[UnplacedSlice] = []
+    slices: list[UnplacedSlice] = []
     devices: list[Devices | None] = []
     after: list[int] = []
     now_s = 0.0
@@ -138,21 +138,21 @@ def distmm(problem: Problem) -> Draft:
             side_by_side_s = inf
         if shares is None or in_turn_s <= side_by_side_s:
             for node in group:
-                after.append(len(pieces))
-                pieces.append(whole_slice(node, node.points[-1], now_s, now_s + node.shortest_s))
+                after.append(len(slices))
+                slices.append(whole_slice(node, node.points[-1], now_s, now_s + node.shortest_s))
                 devices.append(first_devices(problem.cluster, node.points[-1], everywhere))
                 now_s += node.shortest_s
             continue
         first = 0
-        after += [len(pieces)] * len(group)
+        after += [len(slices)] * len(group)
         for node, share in zip(group, shares, strict=True):
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
-            pieces.append(whole_slice(node, point, now_s, now_s + node.num_ops * point.op_s))
+            slices.append(whole_slice(node, point, now_s, now_s + node.num_ops * point.op_s))
             devices.append(first_devices(problem.cluster, point, everywhere[first : first + share]))
             first += share
         now_s += side_by_side_s
-    return Draft("distmm", tuple(pieces), all_or_none(devices), tuple(after))
+    return Draft("distmm", tuple(slices), all_or_none(devices), tuple(after))
 
 
 def _node_seconds(node: Node, num_devices: int) -> float:
@@ -181,13 +181,13 @@ def optimus(problem: Problem) -> Draft:
     tasks: dict[str, list[Node]] = {}
     for i in problem.order:
         tasks.setdefault(problem.nodes[i].metaop.task, []).append(problem.nodes[i])
-    found: list[Draft] = []
+    candidates: list[Draft] = []
     for num_lanes in range(min(len(tasks), problem.num_devices), 0, -1):
         lanes = _deal(list(tasks.values()), num_lanes)
         shares = split_evenly_in_time([_seconds_of(lane) for lane in lanes], problem.num_devices)
         if shares is not None:
-            found.append(_lanes_draft(problem, lanes, shares))
-    return min(found, key=lambda draft: draft.end_s)  # of equals the one with most lanes
+            candidates.append(_lanes_draft(problem, lanes, shares))
+    return min(candidates, key=lambda candidate: candidate.end_s)  # of equals the one with most lanes
 
 
 def _deal(tasks: Sequence[list[Node]], num_lanes: int) -> list[list[Node]]:
@@ -236,11 +236,11 @@ def _lanes_draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequ
         assert point is not None, "a lane's share is at least the smallest allocation of each of its MetaOps"
         start_s = max([free_s[number], *(end_s[j] for j in node.inputs)])
         end_s[i] = free_s[number] = start_s + node.num_ops * point.op_s
-        piece = whole_slice(node, point, start_s, end_s[i])
-        placed.append((piece, first_devices(problem.cluster, point, range(first, first + share))))
+        slice_ = whole_slice(node, point, start_s, end_s[i])
+        placed.append((slice_, first_devices(problem.cluster, point, range(first, first + share))))
     placed.sort(key=lambda item: item[0].start_s)
-    pieces, devices = zip(*placed, strict=True)
-    return Draft("optimus", pieces, all_or_none(devices))
+    slices, devices = zip(*placed, strict=True)
+    return Draft("optimus", slices, all_or_none(devices))
 
 
 def baselines_on(cluster: Cluster) -> tuple[StrategyName, ...]:
@@ -270,9 +270,9 @@ def _in_turn_on_all(problem: Problem, strategy: StrategyName, weights: Sequence[
     def point_of(_: Problem, node: Node) -> Point:
         return _by_weight(problem, node, weights)
 
-    draft = in_turn(problem, strategy, range(problem.num_devices), point_of)
-    assert draft is not None, "an allocation has room on the cluster"
-    return draft
+    candidate = in_turn(problem, strategy, range(problem.num_devices), point_of)
+    assert candidate is not None, "an allocation has room on the cluster"
+    return candidate
 
 
 def _dp_even(problem: Problem) -> Draft:
@@ -290,12 +290,13 @@ _ON_TYPES: _Drafts = {"sequential": sequential, "dp-even": _dp_even, "dp-flops":
 
 def _peaks(profile: Profile, cluster: Cluster) -> list[Fraction]:
     arithmetic = arithmetic_of(profile.environment) or "float32"
-    found = [_own_peak(cluster, kind) or peak_flops_per_s(kind, arithmetic) for kind in cluster.types]
-    peaks = [Fraction(peak) for peak in found if peak is not None]
-    if len(peaks) < len(found):
+    known_peaks = [_own_peak(cluster, kind) or peak_flops_per_s(kind, arithmetic) for kind in cluster.types]
+    peaks = [Fraction(peak) for peak in known_peaks if peak is not None]
+    if len(peaks) < len(known_peaks):
+        by_type = zip(cluster.types, known_peaks, strict=True)
         raise NoPlanError(
             f"no peak in {arithmetic}, by which dp-flops cuts batches, is known of "
-            f"{', '.join(kind for kind, peak in zip(cluster.types, found, strict=True) if peak is None)}",
+            f"{', '.join(kind for kind, peak in by_type if peak is None)}",
             hint="Say it in the cluster file (nodes: peak_tflops), or take dp-even, which does not need it.",
         )
     return peaks
@@ -303,8 +304,8 @@ def _peaks(profile: Profile, cluster: Cluster) -> list[Fraction]:
 
 def _own_peak(cluster: Cluster, kind: str) -> float | None:
     """Operations per second of a type's devices, as the first of its groups says that has it."""
-    own = (group.peak_tflops for group in cluster.nodes if group.device == kind)
-    return next((peak * TERA for peak in own if peak is not None), None)
+    peaks = (group.peak_tflops for group in cluster.nodes if group.device == kind)
+    return next((peak * TERA for peak in peaks if peak is not None), None)
 
 
 def _by_weight(problem: Problem, node: Node, weights: Sequence[Fraction]) -> Point:
@@ -315,8 +316,8 @@ def _by_weight(problem: Problem, node: Node, weights: Sequence[Fraction]) -> Poi
     counts = [groups_of_type(cluster, kind, 1) for kind in cluster.types]
     while sum(counts) > metaop.batch_size:
         counts[counts.index(max(counts))] -= 1
-    each = [weight for weight, count in zip(weights, counts, strict=True) for _ in range(count)]
-    samples = in_proportion(metaop.batch_size, each)
+    share_weights = [weight for weight, count in zip(weights, counts, strict=True) for _ in range(count)]
+    samples = in_proportion(metaop.batch_size, share_weights)
     (times,) = share_times(metaop, cluster, degrees=(1,))
     return point_of_cut(times, counts, samples) or node.points[-1]
 

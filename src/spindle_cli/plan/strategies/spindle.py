@@ -34,7 +34,7 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     num_levels = 0 if effort == NO_SEARCH else effort + 2
     efforts = [SHORTEST * 4**level for level in range(num_levels)]
     for level, jobs_tried in enumerate(efforts or [0]):
-        found = search(problem, bound, jobs_tried, seed=level)
+        schedules = search(problem, bound, jobs_tried, seed=level)
         if jobs_tried and not level:
-            found = found[:OF_SHORTEST]
-        yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
+            schedules = schedules[:OF_SHORTEST]
+        yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in schedules]

@@ -59,8 +59,8 @@ def _team(cluster: Cluster, devices: range) -> Team:
 def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
     """A node with so many of its devices, and the cards of these, linked as the cluster says."""
     nics = max(1, group.cards * count // group.devices)
-    own = {"count": 1, "devices": count, "nics": nics, "name": None, "links": None}
-    return group.model_copy(update=own)
+    update = {"count": 1, "devices": count, "nics": nics, "name": None, "links": None}
+    return group.model_copy(update=update)
 
 
 def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.0) -> Cluster:
@@ -88,8 +88,8 @@ def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.
         for pair in combinations(kinds, 2)
     )
     least = min(kinds, key=lambda kind: kinds[kind].num_cards)
-    own = _link((least, least), kinds, cluster)
-    links = Links(intra_node=own, inter_node=own, between=pairs)
+    link = _link((least, least), kinds, cluster)
+    links = Links(intra_node=link, inter_node=link, between=pairs)
     return Cluster(name=f"{cluster.name}, teams", nodes=nodes, links=links, backend=cluster.talks_by)
 
 
@@ -103,11 +103,13 @@ def _link(pair: tuple[str, str], kinds: dict[str, Team], cluster: Cluster) -> Li
     """Between teams of two kinds: as many links side by side as the smaller has, each with an equal part of
     every message.
     """
-    one, other = (kinds[kind] for kind in pair)
-    links = cluster.links_among(cluster.node_of[device] for team in (one, other) for device in team.devices)
+    first, second = (kinds[kind] for kind in pair)
+    links = cluster.links_among(
+        cluster.node_of[device] for team in (first, second) for device in team.devices
+    )
     if cluster.is_inside_node(range(cluster.num_devices)):
-        return side_by_side(links.intra_node, min(one.size, other.size))
-    return side_by_side(links.inter_node, min(one.num_cards, other.num_cards))
+        return side_by_side(links.intra_node, min(first.size, second.size))
+    return side_by_side(links.inter_node, min(first.num_cards, second.num_cards))
 
 
 def side_by_side(link: Link, times: int) -> Link:

@@ -41,7 +41,7 @@ class InTeams:
         self,
         profile: Profile,
         cluster: Cluster,
-        asked: Asked,
+        request: Asked,
         lower_bound_s: float,
         simulated_s: Callable[[Found], float],
     ) -> None:
@@ -51,7 +51,7 @@ class InTeams:
             simulated_s: a plan's iteration by simulation: of when teams sum and send the prediction knows
                 less.
         """
-        self._profile, self._cluster, self._asked = profile, cluster, asked
+        self._profile, self._cluster, self._asked = profile, cluster, request
         self._far_s = TEAMS_FIRST * lower_bound_s
         self._simulated_s = simulated_s
         self._known: tuple[Found | None, float] | None = None
@@ -66,22 +66,22 @@ class InTeams:
         """
         return min(known_s, self._best(known_s)[1]) if known_s > self._far_s else known_s
 
-    def or_better(self, found: Found | None) -> Found | None:
-        """The best plan; `found` where none of teams is faster, as predicted and as simulated, or memory is
-        not short.
+    def or_better(self, incumbent: Found | None) -> Found | None:
+        """The best plan; `incumbent` where none of teams is faster, as predicted and as simulated, or memory
+        is not short.
 
         Args:
-            found: the best of other plans; None: nothing fits, or nothing that could be faster.
+            incumbent: the best of other plans; None: nothing fits, or nothing that could be faster.
 
         Raises:
             BelowBoundError: a bug of the planner.
         """
-        if found is None:
+        if incumbent is None:
             return self._best(inf)[0]
-        best, _ = self._best(found.best.prediction.iteration_s) if found.is_short else (None, inf)
-        if best is None or best.best.prediction.iteration_s >= found.best.prediction.iteration_s:
-            return found
-        return best if self._simulated_s(best) < self._simulated_s(found) else found
+        best, _ = self._best(incumbent.best.prediction.iteration_s) if incumbent.is_short else (None, inf)
+        if best is None or best.best.prediction.iteration_s >= incumbent.best.prediction.iteration_s:
+            return incumbent
+        return best if self._simulated_s(best) < self._simulated_s(incumbent) else incumbent
 
     def _best(self, than_s: float) -> tuple[Found | None, float]:
         """The best plan of teams, if it was faster than what was known when it was first asked for, and its
@@ -106,23 +106,23 @@ class InTeams:
 
     def _is_possible(self) -> bool:
         """Whether nothing is asked for that plans of teams cannot be."""
-        asked, profile = self._asked, self._profile
-        is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
-        is_searched = asked.strategy == "spindle" and asked.effort >= LEAST_EFFORT
+        request, profile = self._asked, self._profile
+        is_free = request.micro_batches is None and request.sharding is None and not request.equal_shares
+        is_searched = request.strategy == "spindle" and request.effort >= LEAST_EFFORT
         # Parts of what devices share out say nothing of teams, whose own are equal.
         is_shared = profile.optimizer_state_sharded and not profile.shard_weights
-        return asked.gives_up and is_free and is_searched and is_shared
+        return request.gives_up and is_free and is_searched and is_shared
 
 
 def _planners(profile: Profile, cluster: Cluster, effort: int) -> Iterator[TeamsPlanner]:
     """The cut that is worth most, for each number of teams."""
     shared = profile.sharded(shared_out(profile))
     for number in NUMBERS:
-        each = (
+        planners = (
             planner_of(shared, cluster, teams_of(cluster, sizes), effort)
             for sizes in sizes_of(number, cluster)
         )
-        possible = [planner for planner in each if planner is not None]
+        possible = [planner for planner in planners if planner is not None]
         if possible:
             least_s = min(planner.lower_bound_s for planner in possible)
             near = [planner for planner in possible if planner.lower_bound_s <= BOUNDS_ALIKE * least_s]
@@ -138,11 +138,11 @@ def sizes_of(number: int, cluster: Cluster) -> Iterator[tuple[int, ...]]:
         return
     for numbers in product(range(1, number + 1), repeat=len(counts)):
         if sum(numbers) == number:
-            each = (
-                list(_cuts(count, count, max(1, count // CUT_STEPS), own))
-                for count, own in zip(counts, numbers, strict=True)
+            sizes_of_types = (
+                list(_cuts(count, count, max(1, count // CUT_STEPS), type_number))
+                for count, type_number in zip(counts, numbers, strict=True)
             )
-            yield from (tuple(chain(*sizes)) for sizes in product(*each))
+            yield from (tuple(chain(*sizes)) for sizes in product(*sizes_of_types))
 
 
 def _cuts(num_devices: int, largest: int, step: int, number: int) -> Iterator[tuple[int, ...]]:

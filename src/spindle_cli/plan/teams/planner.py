@@ -65,9 +65,9 @@ class TeamsPlanner:
             of_teams = self.planned_within(part, than_s)
             if of_teams is None or of_teams.best.prediction.iteration_s >= than_s:
                 return None
-            found = self.on_devices(of_teams)
-            if found is not None:
-                return found
+            result = self.on_devices(of_teams)
+            if result is not None:
+                return result
         return None
 
     def planned_within(self, part: float, than_s: float = inf) -> Found | None:
@@ -88,24 +88,24 @@ class TeamsPlanner:
                 raise NoPlanError("micro-batches: teams have more devices than these have samples")
             return MicroBatched(seen, counts, small)
 
-        asked = Asked(effort=self.effort, sharding={})
-        seeds = Seeds(self.profile, small, asked, posing, cut)
+        request = Asked(effort=self.effort, sharding={})
+        seeds = Seeds(self.profile, small, request, posing, cut)
         return seeds.or_better(whole, 0.0, partial(min, than_s))
 
     def on_devices(self, of_teams: Found) -> Found | None:
         """A plan of teams on all of their devices; None: it does not fit."""
         counts = {} if of_teams.cut is None else of_teams.cut.counts
         cut = MicroBatched(cut_profile(self.profile, counts, self.cluster), counts, self.cluster)
-        judged = on_devices(cut.all if counts else cut.first, of_teams.best, self.teams)
-        if judged is None:
+        evaluated = on_devices(cut.all if counts else cut.first, of_teams.best, self.teams)
+        if evaluated is None:
             return None
         note = self._note() if of_teams.note is None else f"{self._note()} {of_teams.note}"
-        return Found(judged, True, note, cut if counts else None, self.profile.sharding)
+        return Found(evaluated, True, note, cut if counts else None, self.profile.sharding)
 
     def _note(self) -> str:
         sizes = sorted({team.size for team in self.teams}, reverse=True)
-        each = [f"{sum(team.size == size for team in self.teams)} of {size}" for size in sizes]
-        told = f"{len(self.teams)} teams of {sizes[0]}" if len(sizes) == 1 else f"teams: {', '.join(each)}"
+        counts = [f"{sum(team.size == size for team in self.teams)} of {size}" for size in sizes]
+        told = f"{len(self.teams)} teams of {sizes[0]}" if len(sizes) == 1 else f"teams: {', '.join(counts)}"
         keys = ", ".join(self.profile.sharding)
         return f"Memory asks for sharing out the parameters of {keys} by {told} devices."
 
@@ -120,41 +120,41 @@ def planner_of(profile: Profile, cluster: Cluster, teams: Sequence[Team], effort
     return None if seen is None else TeamsPlanner(profile, seen, cluster, teams, effort)
 
 
-def on_devices(problem: Problem, judged: Judged, teams: Sequence[Team]) -> Judged | None:
+def on_devices(problem: Problem, evaluated: Judged, teams: Sequence[Team]) -> Judged | None:
     """The plan of teams on all of their devices, its passes in the same order; None if it does not fit their
     memory.
 
     Args:
         problem: of the devices, with what teams share out; its MetaOps have the names of those of the teams'.
-        judged: the plan of the teams.
+        evaluated: the plan of the teams.
     """
     seen = {team.kind: seen_on(problem.profile, team.cluster) for team in teams}
-    on = [teams[piece.devices[0]] for piece in judged.slices]
+    on = [teams[slice_.devices[0]] for slice_ in evaluated.slices]
     slices = tuple(
-        _expanded(piece, team, seen[team.kind]) for piece, team in zip(judged.slices, on, strict=True)
+        _expanded(slice_, team, seen[team.kind]) for slice_, team in zip(evaluated.slices, on, strict=True)
     )
-    slices = timed(problem, slices, tuple(_order(judged.slices)))
+    slices = timed(problem, slices, tuple(_order(evaluated.slices)))
     return measure_as_they_are(problem, "spindle", slices)
 
 
-def _expanded(piece: Slice, team: Team, seen: Profile) -> Slice:
+def _expanded(slice_: Slice, team: Team, seen: Profile) -> Slice:
     """Args: seen: the profile as the team's type of device sees it."""
-    metaop = seen.by_name[piece.metaop]
+    metaop = seen.by_name[slice_.metaop]
     way = way_on(metaop, team.size, seen.sharding)
     assert way is not None, "the team's profile has it"
-    own = {"devices": team.devices[: way.dp], "dp": way.dp, "rows": rows_of(metaop.batch_size, way.dp)}
+    team_share = {"devices": team.devices[: way.dp], "dp": way.dp, "rows": rows_of(metaop.batch_size, way.dp)}
     times = {"backward_start_s": None, "backward_end_s": None}
-    return piece.model_copy(update=own | times)
+    return slice_.model_copy(update=team_share | times)
 
 
 def _order(slices: Sequence[Slice]) -> Iterator[Pass]:
     """All passes as they start; `slices` are in order of start."""
-    if any(piece.backward_s is None for piece in slices):
+    if any(slice_.backward_s is None for slice_ in slices):
         yield from mirrored(range(len(slices)))
         return
     starts = [
-        (piece.times_s[is_backward][0], Pass(index, is_backward=bool(is_backward)))
-        for index, piece in enumerate(slices)
+        (slice_.times_s[is_backward][0], Pass(index, is_backward=bool(is_backward)))
+        for index, slice_ in enumerate(slices)
         for is_backward in (0, 1)
     ]
-    yield from (each for _, each in sorted(starts))
+    yield from (pass_ for _, pass_ in sorted(starts))

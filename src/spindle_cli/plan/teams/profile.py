@@ -72,8 +72,8 @@ def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None
         op = _seconds(metaop, size) if samples >= size else None
         return None if op is None else Way(size, op)
     widths = range(1, min(size, samples) + 1)
-    known = [Way(dp, op) for dp in widths if (op := _seconds(metaop, dp)) is not None]
-    return min(known, key=lambda way: way.op.forward_s + way.op.backward_s, default=None)
+    ways = [Way(dp, op) for dp in widths if (op := _seconds(metaop, dp)) is not None]
+    return min(ways, key=lambda way: way.op.forward_s + way.op.backward_s, default=None)
 
 
 def _seconds(metaop: MetaOpProfile, dp: int) -> OpSeconds | None:
@@ -96,19 +96,19 @@ def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
     profile = profile.weighted(())  # those of a team, of one type, have equal parts
     kinds = {team.kind: team for team in teams}
     seen = {kind: _on_kind(profile, team) for kind, team in kinds.items()}
-    known = {kind: own for kind, own in seen.items() if own is not None}
-    if len(known) < len(seen):
+    on_kinds = {kind: of_kind for kind, of_kind in seen.items() if of_kind is not None}
+    if len(on_kinds) < len(seen):
         return None
     metaops = [
-        _of_kinds(metaop, {kind: own[place] for kind, own in known.items()})
+        _of_kinds(metaop, {kind: of_kind[place] for kind, of_kind in on_kinds.items()})
         for place, metaop in enumerate(profile.metaops)
     ]
     least = min(team.size for team in teams)
-    own = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / least, "devices": ()}
+    update = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / least, "devices": ()}
     if len(kinds) > 1:
         devices = tuple(profile.device.model_copy(update={"type": kind}) for kind in kinds)
-        own |= {"device": devices[0], "devices": devices}
-    return profile.model_copy(update=own).with_metaops(metaops).sharded({})
+        update |= {"device": devices[0], "devices": devices}
+    return profile.model_copy(update=update).with_metaops(metaops).sharded({})
 
 
 class _Together(NamedTuple):
@@ -128,17 +128,17 @@ class _Together(NamedTuple):
 def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
     seen = seen_on(profile, team.cluster)
     reached = reached_by_gradients(profile.metaops)
-    found = []
+    on_kind = []
     for metaop in seen.metaops:
         way = way_on(metaop, team.size, profile.sharding)
         if way is None:
             return None
         point = point_of_share(way.dp, 1, way.op)
         longer = longer_on(metaop, point, team.cluster, profile, is_reached=reached[metaop.name])
-        forward_s, backward_s = (each / metaop.num_ops for each in longer)
+        forward_s, backward_s = (pass_s / metaop.num_ops for pass_s in longer)
         ratio = way.dp * -(-metaop.batch_size // way.dp) / metaop.batch_size
-        found.append(_Together(point.forward_s + forward_s, point.backward_s + backward_s, way.dp, ratio))
-    return found
+        on_kind.append(_Together(point.forward_s + forward_s, point.backward_s + backward_s, way.dp, ratio))
+    return on_kind
 
 
 def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfile:
@@ -149,14 +149,14 @@ def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfi
         CurvePoint(
             num_devices=1,
             dp=1,
-            forward_s=own.forward_s,
-            backward_s=own.backward_s,
+            forward_s=on_team.forward_s,
+            backward_s=on_team.backward_s,
             source="fitted",
             device=kind if len(on) > 1 else None,
         )
-        for kind, own in on.items()
+        for kind, on_team in on.items()
     )
-    dp, ratio = min(own.dp for own in on.values()), min(own.ratio for own in on.values())
+    dp, ratio = min(on_team.dp for on_team in on.values()), min(on_team.ratio for on_team in on.values())
     return metaop.model_copy(
         update={
             "curve": curve,
