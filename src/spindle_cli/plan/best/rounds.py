@@ -33,28 +33,28 @@ def in_rounds(cut: MicroBatched, one: Judged) -> Judged | None:
 
 def _repeated(cut: MicroBatched, one: Sequence[Slice]) -> tuple[Slice, ...]:
     """The slices of all rounds, in order of start; the passes have no times of their own."""
-    round_s = max(piece.last_s for piece in one)
-    found = []
+    round_s = max(slice_.last_s for slice_ in one)
+    repeated = []
     for number in range(max(cut.counts.values(), default=1)):
-        for piece in one:
-            if number < cut.count_of(piece):
+        for slice_ in one:
+            if number < cut.count_of(slice_):
                 times = {
-                    "start_s": piece.start_s + number * round_s,
-                    "end_s": piece.end_s + number * round_s,
+                    "start_s": slice_.start_s + number * round_s,
+                    "end_s": slice_.end_s + number * round_s,
                     "backward_start_s": None,
                     "backward_end_s": None,
                 }
-                found.append(cut.numbered(piece, number).model_copy(update=times))
-    return tuple(sorted(found, key=lambda piece: piece.start_s))
+                repeated.append(cut.numbered(slice_, number).model_copy(update=times))
+    return tuple(sorted(repeated, key=lambda slice_: slice_.start_s))
 
 
 def _round_after_round(cut: MicroBatched, one: Sequence[Slice], slices: Sequence[Slice]) -> Iterator[Pass]:
     """All passes: of each round in the order that its plan has them."""
-    place = {(piece.metaop, piece.ops): index for index, piece in enumerate(slices)}
+    place = {(slice_.metaop, slice_.ops): index for index, slice_ in enumerate(slices)}
     edges = edges_between(one, cut.one.by_name)
     order = pass_order(placed_slices(cut.first, tuple(one)), edges)
     for number in range(max(cut.counts.values(), default=1)):
         for index, is_backward in order:
-            piece = one[index]
-            if number < cut.count_of(piece):
-                yield Pass(place[cut.numbered(piece, number).metaop, piece.ops], is_backward)
+            slice_ = one[index]
+            if number < cut.count_of(slice_):
+                yield Pass(place[cut.numbered(slice_, number).metaop, slice_.ops], is_backward)

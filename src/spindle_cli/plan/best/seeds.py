@@ -91,16 +91,16 @@ class MemorySaving:
 class Seed:
     """A quick plan of all micro-batches that saves memory."""
 
-    judged: Judged
+    plan: Judged
     saving: MemorySaving
 
     @property
     def seconds(self) -> float:
         """Return the predicted iteration."""
-        return self.judged.prediction.iteration_s
+        return self.plan.prediction.iteration_s
 
     def rank(self) -> tuple[float, float, int]:
-        return self.judged.rank()
+        return self.plan.rank()
 
 
 @dataclass(frozen=True)
@@ -114,40 +114,40 @@ class Seeds:
 
     profile: Profile
     cluster: Cluster
-    asked: Asked
+    request: Asked
     posing: Posing
     cut: Cut
 
-    def or_better(self, found: Found | None, bound_s: float, or_less_s: OrLessS = itself) -> Found | None:
-        """Return the best plan that the search finds from seeds that come near the best known, or `found` if
-        none is better, or memory is not short, or there is next to nothing to gain; None if nothing fits, or
-        nothing that comes near another kind of plan.
+    def or_better(self, incumbent: Found | None, bound_s: float, or_less_s: OrLessS = itself) -> Found | None:
+        """Return the best plan that the search finds from seeds that come near the best known, or the
+        incumbent if none is better, or memory is not short, or there is next to nothing to gain; None if
+        nothing fits, or nothing that comes near another kind of plan.
 
         Args:
-            found: the best of other plans.
+            incumbent: the best of other plans.
             bound_s: before which no schedule of whole batches ends.
             or_less_s: of the iteration of a plan that is known, that, or a shorter one of another kind.
         """
-        if found is not None and not found.is_short:
-            return found
-        known_s = inf if found is None else found.best.prediction.iteration_s
-        if found is not None and found.best.prediction.compute_s <= NEAR_BOUND * bound_s:
-            return found
-        has_searched = found is not None and found.is_searched
+        if incumbent is not None and not incumbent.is_short:
+            return incumbent
+        known_s = inf if incumbent is None else incumbent.best.prediction.iteration_s
+        if incumbent is not None and incumbent.best.prediction.compute_s <= NEAR_BOUND * bound_s:
+            return incumbent
+        has_searched = incumbent is not None and incumbent.is_searched
         kinds = [None if has_searched else self.sharded_as_asked(known_s), self.sharded_more()]
         seeds = sorted((seed for seed in kinds if seed is not None), key=Seed.rank)
         least_s = min([known_s, *(seed.seconds for seed in seeds)])
         far_s = NEAR * or_less_s(least_s)
         for seed in seeds:
             searched = self._searched(seed) if seed.seconds <= far_s else None
-            if searched is not None and (found is None or searched.best.rank() < found.best.rank()):
-                found = searched
-        return found
+            if searched is not None and (incumbent is None or searched.best.rank() < incumbent.best.rank()):
+                incumbent = searched
+        return incumbent
 
     def sharded_as_asked(self, known_s: float) -> Seed | None:
         """Return the best seed that shards what is asked for, and nothing more."""
         whole = self.splitting(known_s)
-        if not self.asked.gives_up or self.asked.micro_batches is not None:
+        if not self.request.gives_up or self.request.micro_batches is not None:
             return whole
         return _least(whole, self.in_room(self.profile, None), None if whole else self.alike())
 
@@ -158,7 +158,7 @@ class Seeds:
         Args:
             than_s: what is not faster may be left out.
         """
-        counts = self.asked.micro_batches or {}
+        counts = self.request.micro_batches or {}
         one = self.cut(self.profile, counts).one
         than_s = inf if counts else than_s
         for split in splits(one, self.cluster, self.posing, than_s / (1 + ABOVE_BOUND)):
@@ -171,11 +171,11 @@ class Seeds:
 
             # That whole layers recompute nothing has been tried.
             most = ROOM_STEPS if split.fallback.split else ROOM_STEPS - 1
-            found = _roomiest(fitted, lambda fitted: self._soonest(self.profile, fitted), most)
-            if found is not None:
-                step, seed = found
+            roomiest = _roomiest(fitted, lambda fitted: self._soonest(self.profile, fitted), most)
+            if roomiest is not None:
+                step, seed = roomiest
                 less = (fitted(step - steps) for steps in LESS_ROOM if steps <= step)
-                return _least(seed, *(self._quickly(self._saving(self.profile, each)) for each in less))
+                return _least(seed, *(self._quickly(self._saving(self.profile, some)) for some in less))
         return None
 
     def alike(self) -> Seed | None:
@@ -184,12 +184,12 @@ class Seeds:
         """
         best: Seed | None = None
         worse = 0
-        known: list[Mapping[str, int]] = [{}]
+        tried: list[Mapping[str, int]] = [{}]
         is_free = not gives_up_memory(self.cut(self.profile, {}).one.sharding)
         for counts in (alike_micro_batches(self.profile, count) for count in ALIKE if is_free):
-            if counts in known:
+            if counts in tried:
                 continue
-            known.append(counts)
+            tried.append(counts)
             saving = self._saving(self.profile, Fitted(counts, MemoryFallback()))
             seed = _least(self._by_baseline(saving), self._quickly(saving))
             if seed is not None and (best is None or seed.rank() < best.rank()):
@@ -202,15 +202,15 @@ class Seeds:
 
     def sharded_more(self) -> Seed | None:
         """Return the best seed that shards what memory asks for; None where nothing more may be sharded."""
-        if not self.asked.gives_up or self.asked.sharding is not None:
+        if not self.request.gives_up or self.request.sharding is not None:
             return None
-        found: Seed | None = None
+        best: Seed | None = None
         for sharding in shardings_to_try(self.profile, self.cluster):
-            if Sharding.PARAMETERS in sharding.values() or found is None or _shows_gathers(found):
-                seed = self.in_room(self.profile.sharded(sharding), self.asked.micro_batches)
-                if seed is not None and (found is None or seed.rank() < found.rank()):
-                    found = seed
-        return found
+            if Sharding.PARAMETERS in sharding.values() or best is None or _shows_gathers(best):
+                seed = self.in_room(self.profile.sharded(sharding), self.request.micro_batches)
+                if seed is not None and (best is None or seed.rank() < best.rank()):
+                    best = seed
+        return best
 
     def in_room(self, profile: Profile, counts: Mapping[str, int] | None) -> Seed | None:
         """Return the seed in which each part of the MetaGraph does what is fastest with as much room for
@@ -224,11 +224,11 @@ class Seeds:
             return None
         most = max(way.kept_bytes for of_part in ways for way in of_part)
 
-        found = _roomiest(
+        roomiest = _roomiest(
             lambda step: all_within(ways, most * step / ROOM_STEPS),
             lambda fitted: self._by_baseline(self._saving(profile, fitted)),
         )
-        return found and _least(found[1], self._quickly(found[1].saving))
+        return roomiest and _least(roomiest[1], self._quickly(roomiest[1].saving))
 
     def _saving(self, profile: Profile, fitted: Fitted) -> MemorySaving | None:
         """Return what fits so much room; None where devices have no room for it, or some component whose
@@ -250,34 +250,23 @@ class Seeds:
         """Return the best of the baselines, which take least time to find."""
         if saving is None:
             return None
-        names = saving.posed_problem.baselines(self.asked.strategy)
+        names = saving.posed_problem.baselines(self.request.strategy)
         if saving.is_sharded and "sequential" in names:
             names = ("sequential",)  # what is sharded runs on all devices in any case
-        plans = [judged for name in names if (judged := saving.posed_problem.by_baseline(name)) is not None]
+        plans = [plan for name in names if (plan := saving.posed_problem.by_baseline(name)) is not None]
         return _seed(saving, min(plans, key=Judged.rank, default=None))
 
     def _quickly(self, saving: MemorySaving | None) -> Seed | None:
         """Return the best of a quick search; None if nothing fits, or what is sharded leaves no choice."""
         if saving is None or saving.is_sharded:
             return None
-        return _seed(saving, saving.posed_problem.best(self.asked.strategy, NO_SEARCH)[0])
+        return _seed(saving, saving.posed_problem.best(self.request.strategy, NO_SEARCH)[0])
 
     def _searched(self, seed: Seed) -> Found | None:
         """Search on from a seed; None if times for each pass, which what is sharded needs, do not fit."""
-        saving, strategy, effort = seed.saving, self.asked.strategy, self.asked.effort
-        problem, fallback = saving.posed_problem.problem, saving.fallback
-        found: list[Judged | None] = [seed.judged]
-        free_s = sum(
-            node.num_ops * node.points[-1].op_s
-            for node in problem.nodes
-            if node.points[0].num_devices < problem.num_devices
-        )
-        if free_s > WORTH_A_SEARCH * problem.serial_s:
-            found.append(saving.of_all(saving.posed_problem.best(strategy, effort)[0]))
-        if not saving.cut.counts:
-            passes = [with_passes_apart(problem, each) for each in found if each is not None]
-            found = [told_apart(problem, each) for each in passes]
-        best = min((each for each in found if each is not None), key=Judged.rank, default=None)
+        saving, strategy, effort = seed.saving, self.request.strategy, self.request.effort
+        fallback = saving.fallback
+        best = min(self._plans_from(seed), key=Judged.rank, default=None)
         if best is None:
             return None
         if strategy == "spindle" and effort != NO_SEARCH and not saving.is_sharded:
@@ -286,10 +275,31 @@ class Seeds:
             if searched is not None:  # it splits as is fastest
                 best, fallback = searched, MemoryFallback()
         notes = [describe_fallback(best.slices, fallback)]
-        if self.asked.sharding is None and saving.is_sharded:
+        if self.request.sharding is None and saving.is_sharded:
             notes.insert(0, describe(saving.sharding))
-        note = " ".join(each for each in notes if each is not None) or None
+        note = " ".join(part for part in notes if part is not None) or None
         return Found(best, True, note, saving.cut if saving.cut.counts else None, saving.sharding)
+
+    def _plans_from(self, seed: Seed) -> list[Judged]:
+        """Return the seed's plan, and that of a longer search where enough MetaOps may run on fewer devices
+        for that; where batches stay whole, each in its best order of passes.
+        """
+        saving, problem = seed.saving, seed.saving.posed_problem.problem
+        plans: list[Judged | None] = [seed.plan]
+        free_s = sum(
+            node.num_ops * node.points[-1].op_s
+            for node in problem.nodes
+            if node.points[0].num_devices < problem.num_devices
+        )
+        if free_s > WORTH_A_SEARCH * problem.serial_s:
+            plans.append(
+                saving.of_all(saving.posed_problem.best(self.request.strategy, self.request.effort)[0])
+            )
+        fitting = [plan for plan in plans if plan is not None]
+        if saving.cut.counts:
+            return fitting
+        reordered = (told_apart(problem, with_passes_apart(problem, plan)) for plan in fitting)
+        return [plan for plan in reordered if plan is not None]
 
 
 def _roomiest(
@@ -303,30 +313,30 @@ def _roomiest(
         plan: gives the seed that does so; None if it does not fit.
         most: the step to begin with.
     """
-    found: tuple[int, Seed] | None = None
-    known: Fitted | None = None
+    roomiest: tuple[int, Seed] | None = None
+    last_fitted: Fitted | None = None
     low, high, step = 0, most, most
     while low <= high:
         fitted = within(step)
-        if fitted is None or fitted == known:  # too little room, or as fast as with less
+        if fitted is None or fitted == last_fitted:  # too little room, or as fast as with less
             low = step + 1
         elif (seed := plan(fitted)) is not None:
-            found, known, low = (step, seed), fitted, step + 1
+            roomiest, last_fitted, low = (step, seed), fitted, step + 1
         else:
             high = step - 1
         step = (low + high) // 2
-    return found
+    return roomiest
 
 
 def _seed(saving: MemorySaving, one: Judged | None) -> Seed | None:
-    judged = saving.of_all(one)
-    return None if judged is None else Seed(judged, saving)
+    plan = saving.of_all(one)
+    return None if plan is None else Seed(plan, saving)
 
 
 def _least(*seeds: Seed | None) -> Seed | None:
-    return min((each for each in seeds if each is not None), key=Seed.rank, default=None)
+    return min((seed for seed in seeds if seed is not None), key=Seed.rank, default=None)
 
 
 def _shows_gathers(seed: Seed) -> bool:
     """Tell whether gathers may take so much that a plan without, which has less room, may be faster."""
-    return seed.judged.prediction.transfer_s > GATHERS_SHOW * seed.seconds
+    return seed.plan.prediction.transfer_s > GATHERS_SHOW * seed.seconds

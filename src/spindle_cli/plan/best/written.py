@@ -30,7 +30,9 @@ class Bounds:
     any_cut: AnyCut
 
 
-def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found, bounds: Bounds) -> Plan:
+def plan_of(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, result: Found, bounds: Bounds
+) -> Plan:
     """The plan file of what was found.
 
     Args:
@@ -39,12 +41,12 @@ def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: F
     Raises:
         BelowBoundError: a bug of the planner.
     """
-    require_above(bounds.any_cut.lower_bound_s, found.best.prediction.compute_s, found.best.strategy)
-    slices = found.best.slices if found.cut is None else found.cut.folded(found.best.slices)
-    counts = None if found.cut is None else found.cut.counts
-    assumed, doubts = _assumed(found.best, bounds)
-    predicted = _predicted(found.best, cluster, bounds, assumed)
-    notes = (*_notes(profile, cluster, strategy, found), *doubts)
+    require_above(bounds.any_cut.lower_bound_s, result.best.prediction.compute_s, result.best.strategy)
+    slices = result.best.slices if result.cut is None else result.cut.folded(result.best.slices)
+    counts = None if result.cut is None else result.cut.counts
+    assumed, doubts = _assumed(result.best, bounds)
+    predicted = _predicted(result.best, cluster, bounds, assumed)
+    notes = (*_notes(profile, cluster, strategy, result), *doubts)
     return make_plan_file(
         profile,
         cluster,
@@ -53,16 +55,16 @@ def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: F
         predicted,
         notes,
         counts,
-        found.sharding,
-        sums_by_node=found.best.sums_by_node,
+        result.sharding,
+        sums_by_node=result.best.sums_by_node,
     )
 
 
-def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found) -> tuple[str, ...]:
-    notes = [assumption(profile, cluster), found.note]
-    if found.best.strategy != strategy:
-        notes.append(f"No better plan was found than {found.best.strategy}'s, so this is it.")
-    if not found.best.sums_by_node:
+def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, result: Found) -> tuple[str, ...]:
+    notes = [assumption(profile, cluster), result.note]
+    if result.best.strategy != strategy:
+        notes.append(f"No better plan was found than {result.best.strategy}'s, so this is it.")
+    if not result.best.sums_by_node:
         notes.append(AT_ONCE)
     return tuple(note for note in notes if note is not None)
 
@@ -73,20 +75,20 @@ def _assumed(best: Judged, bounds: Bounds) -> tuple[dict[str, float], tuple[str,
     What ops take is the profile's, and a schedule shorter than that contradicts itself. What has to fit and
     to be sent is assumed on top, and a plan is none the worse where that does not hold.
     """
-    found, notes = {}, []
+    bounds_by_key, notes = {}, []
     for name, bound_s, seconds in (
         ("lower_bound_with_memory_s", bounds.any_cut.with_memory_s, best.prediction.compute_s),
         ("lower_bound_with_links_s", bounds.any_cut.with_links_s, best.prediction.iteration_s),
     ):
         if seconds >= bound_s:
-            found[name] = bound_s
+            bounds_by_key[name] = bound_s
         else:
             notes.append(
                 f"The lower bound {BOUNDS_OF_ANY_CUT[name]}, {format_seconds(bound_s)}, is left out: this "
                 f"plan takes {format_seconds(seconds)}. The plan is valid; what the bound assumes does not "
                 "hold here. Please report it."
             )
-    return found, tuple(notes)
+    return bounds_by_key, tuple(notes)
 
 
 def _predicted(best: Judged, cluster: Cluster, bounds: Bounds, assumed: Mapping[str, float]) -> Predicted:
@@ -103,5 +105,5 @@ def _predicted(best: Judged, cluster: Cluster, bounds: Bounds, assumed: Mapping[
 
 def _host_memory(memory: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
     """Return the host memory that activations take on each node; empty where none are moved there."""
-    found = host_memory(memory, cluster)
-    return found if any(found) else ()
+    by_node = host_memory(memory, cluster)
+    return by_node if any(by_node) else ()

@@ -37,8 +37,8 @@ def allocations_in(problem: Problem, lane: Devices) -> list[Allocation | None]:
     """The allocation of each node inside a lane; None where it has none."""
     fastest = [_fastest(problem, node, lane) for node in problem.nodes]
     return [
-        own if own is None else _near_others(problem, node, own, fastest)
-        for node, own in zip(problem.nodes, fastest, strict=True)
+        allocation if allocation is None else _near_others(problem, node, allocation, fastest)
+        for node, allocation in zip(problem.nodes, fastest, strict=True)
     ]
 
 
@@ -56,41 +56,43 @@ def _fastest(problem: Problem, node: Node, lane: Devices) -> Allocation | None:
 
 
 def _near_others(
-    problem: Problem, node: Node, own: Allocation, fastest: Sequence[Allocation | None]
+    problem: Problem, node: Node, allocation: Allocation, fastest: Sequence[Allocation | None]
 ) -> Allocation:
     neighbours = [
-        (problem.nodes[number], other)
+        (problem.nodes[number], neighbour)
         for number in sorted((*node.inputs, *node.consumers))
-        if (other := fastest[number]) is not None
+        if (neighbour := fastest[number]) is not None
     ]
     if not neighbours:
-        return own
-    heaviest, other = max(neighbours, key=lambda each: each[0].num_ops * each[1].point.op_s)
-    near = None if own.devices == other.devices else _as(problem, node, other, heaviest)
+        return allocation
+    heaviest, theirs = max(neighbours, key=lambda neighbour: neighbour[0].num_ops * neighbour[1].point.op_s)
+    near = None if allocation.devices == theirs.devices else _as(problem, node, theirs, heaviest)
     if near is None:
-        return own
+        return allocation
     batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, heaviest)
-    there_s = moving_s([(own.layout(batch_size), other.layout(batch_size), num_bytes)], problem.cluster)
-    own_s, near_s = (node.num_ops * each.point.op_s for each in (own, near))
-    return near if near_s < own_s + 2 * there_s else own
+    there_s = moving_s(
+        [(allocation.layout(batch_size), theirs.layout(batch_size), num_bytes)], problem.cluster
+    )
+    here_s, near_s = (node.num_ops * some.point.op_s for some in (allocation, near))
+    return near if near_s < here_s + 2 * there_s else allocation
 
 
-def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocation | None:
+def _as(problem: Problem, node: Node, theirs: Allocation, whose: Node) -> Allocation | None:
     """A node on the devices of another one, which have the same samples; None where it cannot be cut so.
 
     Args:
         other: what the other node, `whose`, runs on.
     """
-    metaop, point = node.metaop, other.point
+    metaop, point = node.metaop, theirs.point
     is_cut_alike = point.rows is None and metaop.batch_size % point.dp == 0
     if metaop.batch_size != whose.metaop.batch_size and not is_cut_alike:
         return None
     if node.points[0].selective and point.tp > 1:
         return None
-    piece = Slice(
+    slice_ = Slice(
         metaop=metaop.name,
         ops=(node.first_op, node.first_op + node.num_ops),
-        devices=other.devices,
+        devices=theirs.devices,
         dp=point.dp,
         tp=point.tp,
         rows=point.rows,
@@ -99,14 +101,14 @@ def _as(problem: Problem, node: Node, other: Allocation, whose: Node) -> Allocat
         recompute=node.points[0].recompute,
         selective=node.points[0].selective,
     )
-    if times_of(metaop, piece, problem.cluster) is None:
+    if times_of(metaop, slice_, problem.cluster) is None:
         return None
-    return Allocation(problem.point_of(piece), other.devices)
+    return Allocation(problem.point_of(slice_), theirs.devices)
 
 
-def _bytes_between(node: Node, other: Node) -> int:
+def _bytes_between(node: Node, neighbour: Node) -> int:
     """Bytes of the whole batch that one of two neighbours hands to the other."""
-    if node.metaop.name == other.metaop.name:
+    if node.metaop.name == neighbour.metaop.name:
         return inner_bytes(node.metaop)
-    producer = other if other.index in node.inputs else node
+    producer = neighbour if neighbour.index in node.inputs else node
     return producer.metaop.output_bytes

@@ -35,16 +35,16 @@ def with_part(parts: Parts, first: int, last: int, lane: int) -> Parts:
     """Parts with ops [first, last) in a lane, and the others where they were."""
     ends = [0, *(end for end, _ in parts)]
     cut = []
-    for (start, end), (_, own) in zip(pairwise(ends), parts, strict=True):
-        cut += [(min(end, first), start, own), (end, max(start, last), own)]
+    for (start, end), (_, part_lane) in zip(pairwise(ends), parts, strict=True):
+        cut += [(min(end, first), start, part_lane), (end, max(start, last), part_lane)]
     cut.append((last, first, lane))
     joined: list[tuple[int, int]] = []
-    for end, start, own in sorted(cut):
+    for end, start, part_lane in sorted(cut):
         if start >= end:
             continue
-        if joined and joined[-1][1] == own:
+        if joined and joined[-1][1] == part_lane:
             joined.pop()
-        joined.append((end, own))
+        joined.append((end, part_lane))
     return tuple(joined)
 
 
@@ -80,27 +80,27 @@ class Cutter:
 
     def pieces(self, assignment: Assignment) -> list[Piece]:
         """The nodes cut where their lane changes, producers first."""
-        found: list[Piece] = []
+        cut: list[Piece] = []
         last_of: dict[int, int] = {}  # by node, its last piece
         for number in self._problem.order:
             node = self._problem.nodes[number]
             metaop = node.metaop
             of_every_op = set(metaop.inputs_of_every_op)
             makers = [(self._problem.nodes[i], last_of[i]) for i in self._problem.producers[metaop.name]]
-            outside = [(maker, piece) for maker, piece in makers if maker.metaop.name != metaop.name]
+            outside = [(maker, index) for maker, index in makers if maker.metaop.name != metaop.name]
             for first, last, lane in self._runs(number, assignment):
                 takes = []
                 if first > 0:
                     before = last_of[number if first > node.first_op else number - 1]
                     takes.append((before, inner_bytes(metaop)))
                 takes += [
-                    (piece, maker.metaop.output_bytes)
-                    for maker, piece in outside
+                    (index, maker.metaop.output_bytes)
+                    for maker, index in outside
                     if first == 0 or maker.metaop.name in of_every_op
                 ]
-                last_of[number] = len(found)
-                found.append(Piece(number, first, last, lane, tuple(takes)))
-        return found
+                last_of[number] = len(cut)
+                cut.append(Piece(number, first, last, lane, tuple(takes)))
+        return cut
 
     def _runs(self, number: int, assignment: Assignment) -> list[tuple[int, int, int]]:
         """The runs of a node's ops in one lane: (first op, op behind the last, lane) of each."""

@@ -38,8 +38,8 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
         faster_than_s: ways are left out that take at least as long even with all lanes always busy, and so is
             what the search finds that does.
     """
-    for lanes, found in _found(problem, effort, faster_than_s):
-        yield _draft(lanes, found, found.timetable)
+    for lanes, pipeline in _found(problem, effort, faster_than_s):
+        yield _draft(lanes, pipeline, pipeline.timetable)
 
 
 def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[tuple[Draft, float]]:
@@ -47,13 +47,13 @@ def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterat
     parts of the MetaGraph have begun and not ended as there are lanes, or twice as many. With each, the
     seconds of its lanes' messages.
     """
-    for lanes, found in _found(problem, effort, faster_than_s):
-        seconds = seconds_of(lanes, found.pieces)
+    for lanes, pipeline in _found(problem, effort, faster_than_s):
+        seconds = seconds_of(lanes, pipeline.pieces)
         assert seconds is not None, "what was found has allocations"
         urgency = (1.0,) * len(problem.nodes)
         for most_open in (lanes.count, 2 * lanes.count):
-            table = timetable(lanes, found.pieces, seconds, urgency, most_open)
-            yield _draft(lanes, found, table), messages_s(lanes, found.pieces)
+            table = timetable(lanes, pipeline.pieces, seconds, urgency, most_open)
+            yield _draft(lanes, pipeline, table), messages_s(lanes, pipeline.pieces)
 
 
 def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tuple[Lanes, Pipeline]]:
@@ -63,24 +63,26 @@ def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tupl
         if lanes.least_s >= faster_than_s:
             continue
         for level in range(effort + 1):
-            found = Search(lanes, sections, seed=level).best(BASE_PASSES * 4**level, faster_than_s)
-            yield from ((lanes, pipeline) for pipeline in found)
-            if not found:
+            best = Search(lanes, sections, seed=level).best(BASE_PASSES * 4**level, faster_than_s)
+            yield from ((lanes, pipeline) for pipeline in best)
+            if not best:
                 break  # a longer search makes them shorter, but not by much
 
 
-def _draft(lanes: Lanes, found: Pipeline, table: Timetable) -> Draft:
+def _draft(lanes: Lanes, pipeline: Pipeline, table: Timetable) -> Draft:
     """Pieces in the order of their forward passes, which start when they would if nothing else ran."""
-    forward = [piece for piece, is_backward in table.order if not is_backward]
-    place = {piece: number for number, piece in enumerate(forward)}
+    forward = [index for index, is_backward in table.order if not is_backward]
+    place = {index: number for number, index in enumerate(forward)}
     pieces, devices = [], []
     for number, index in enumerate(forward):
-        piece = found.pieces[index]
-        allocation = lanes.of_node[piece.node][piece.lane]
+        slice_ = pipeline.pieces[index]
+        allocation = lanes.of_node[slice_.node][slice_.lane]
         assert allocation is not None, "pieces are where their nodes have allocations"
         devices.append(allocation.devices)
         pieces.append(
-            UnplacedSlice(piece.node, piece.first, piece.last, allocation.point, float(number), number + 1.0)
+            UnplacedSlice(
+                slice_.node, slice_.first, slice_.last, allocation.point, float(number), number + 1.0
+            )
         )
-    order = tuple(Pass(place[piece], is_backward) for piece, is_backward in table.order)
+    order = tuple(Pass(place[index], is_backward) for index, is_backward in table.order)
     return Draft("spindle", tuple(pieces), tuple(devices), order=order)

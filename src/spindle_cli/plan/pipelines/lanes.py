@@ -34,7 +34,7 @@ def ways_to_cut(problem: Problem) -> tuple[tuple[Devices, ...], ...]:
         )
     of_types = [of_type(range(problem.num_devices), kind, problem.cluster) for kind in problem.cluster.types]
     for count in COUNTS:
-        parts = [_equal_parts(own, count) for own in of_types]
+        parts = [_equal_parts(devices, count) for devices in of_types]
         if all(parts):
             ways.append(tuple(sum(lane, ()) for lane in zip(*parts, strict=True)))
     if len(of_types) > 1:
@@ -53,9 +53,9 @@ def _equal_parts(devices: Sequence[int], count: int) -> tuple[Devices, ...]:
 def _lanes_of_one_type(of_types: Sequence[Sequence[int]]) -> Iterator[tuple[Devices, ...]]:
     """Each type's devices in equal lanes of their own."""
     for counts in product(COUNTS_OF_TYPE, repeat=len(of_types)):
-        parts = [_equal_parts(own, count) for own, count in zip(of_types, counts, strict=True)]
+        parts = [_equal_parts(devices, count) for devices, count in zip(of_types, counts, strict=True)]
         if all(parts) and sum(counts) <= MOST_LANES:
-            yield tuple(lane for own in parts for lane in own)
+            yield tuple(lane for of_type in parts for lane in of_type)
 
 
 class Lanes:

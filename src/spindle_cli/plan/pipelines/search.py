@@ -76,14 +76,14 @@ class Search:
         beginnings = [self._balanced(), self._in_a_row(row)]
         if self._lanes.problem.cluster.is_mixed:  # which type comes first may matter
             beginnings.append(self._in_a_row(row[::-1]))
-        found = []
+        best = []
         for beginning in dict.fromkeys(beginnings):
             state = State(beginning, (1.0,) * len(self._lanes.problem.nodes))
             begun = self._run(state)
             if begun is not None:
-                found.append(self._improved(begun, effort // len(beginnings), faster_than_s))
-        found = [pipeline for pipeline in found if pipeline.end_s < faster_than_s]
-        return sorted(found, key=lambda pipeline: pipeline.end_s)
+                best.append(self._improved(begun, effort // len(beginnings), faster_than_s))
+        best = [pipeline for pipeline in best if pipeline.end_s < faster_than_s]
+        return sorted(best, key=lambda pipeline: pipeline.end_s)
 
     def _improved(self, begun: Pipeline, effort: int, faster_than_s: float) -> Pipeline:
         best = now = begun
@@ -126,11 +126,11 @@ class Search:
         assignment = list(state.assignment)
         number = random.randrange(len(assignment))
         if kind < 0.35:
-            other = random.randrange(len(assignment))
-            one, two = assignment[number], assignment[other]
+            second = random.randrange(len(assignment))
+            one, two = assignment[number], assignment[second]
             if len(one) == len(two) == 1:
                 assignment[number] = ((one[-1][0], two[-1][1]),)
-                assignment[other] = ((two[-1][0], one[-1][1]),)
+                assignment[second] = ((two[-1][0], one[-1][1]),)
         else:
             assignment[number] = self._other_parts(assignment[number], self._sections[number].num_ops)
         return State(tuple(assignment), state.urgency)
@@ -174,31 +174,31 @@ class Search:
         parts: list[Parts] = [()] * len(self._sections)
         work_s = self._least_work_s()
         for number in sorted(range(len(parts)), key=lambda number: -work_s[number]):
-            own_s = [self._work_s(number, partial(self._lanes.op_s, lane=lane)) for lane in lanes]
-            lane = min(lanes, key=lambda lane: (load_s[lane] + own_s[lane], load_s[lane]))
-            load_s[lane] += own_s[lane]
+            lane_s = [self._work_s(number, partial(self._lanes.op_s, lane=lane)) for lane in lanes]
+            lane = min(lanes, key=lambda lane: (load_s[lane] + lane_s[lane], load_s[lane]))
+            load_s[lane] += lane_s[lane]
             parts[number] = ((self._sections[number].num_ops, lane),)
         return tuple(parts)
 
     def _in_a_row(self, lanes: Sequence[int]) -> Assignment:
         """Sections in order, cut so that lanes in this order get as much to do, by their speed."""
         work_s = self._least_work_s()
-        each_s = sum(work_s) / sum(self._lanes.speed)
+        unit_s = sum(work_s) / sum(self._lanes.speed)
         ends = list(accumulate(self._lanes.speed[lane] for lane in lanes))
 
         def lane_at(before_s: float) -> int:
-            return lanes[min(bisect_right(ends, before_s / each_s), len(lanes) - 1)]
+            return lanes[min(bisect_right(ends, before_s / unit_s), len(lanes) - 1)]
 
         before_s = 0.0
-        found: list[Parts] = []
-        for section, own_s in zip(self._sections, work_s, strict=True):
+        assignment: list[Parts] = []
+        for section, section_s in zip(self._sections, work_s, strict=True):
             parts: Parts = ((section.num_ops, lane_at(before_s)),)
             for op in range(1, section.num_ops):
-                lane = lane_at(before_s + own_s * op / section.num_ops)
+                lane = lane_at(before_s + section_s * op / section.num_ops)
                 parts = with_part(parts, op, section.num_ops, lane)
-            found.append(parts)
-            before_s += own_s
-        return tuple(found)
+            assignment.append(parts)
+            before_s += section_s
+        return tuple(assignment)
 
 
 class Beside:
@@ -234,14 +234,14 @@ class Beside:
         """
         costs = self._costs
         read: dict[tuple[int, str], float] = {}
-        for piece in pieces:
-            here = piece.lane
-            for source, num_bytes in piece.takes:
+        for slice_ in pieces:
+            here = slice_.lane
+            for source, num_bytes in slice_.takes:
                 there = pieces[source].lane
                 for lane in (here, there) if there != here else ():
                     seconds[lane] += 2 * (costs.message_s + num_bytes / self._widths[lane] * costs.s_per_byte)
-            metaop = self._lanes.problem.nodes[piece.node].metaop
-            if any(piece.first <= op < piece.last for op in metaop.field_bytes):
+            metaop = self._lanes.problem.nodes[slice_.node].metaop
+            if any(slice_.first <= op < slice_.last for op in metaop.field_bytes):
                 samples = metaop.batch_size / self._widths[here]
                 read[here, metaop.task] = samples * costs.load_s.get(metaop.task, 0.0)
         for (lane, _), read_s in read.items():

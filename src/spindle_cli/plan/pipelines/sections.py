@@ -54,6 +54,14 @@ def _moved(users: tuple[Op, ...], by: int) -> tuple[Op, ...]:
     return tuple((name, op + by) for name, op in users)
 
 
+def _join(column_of: dict[Op, dict[Op, None]], first: Op, second: Op) -> None:
+    """Make one of the columns of two ops, where these are not in the same one."""
+    if column_of[first] is not column_of[second]:
+        joined = column_of[first] | column_of[second]
+        for member in joined:
+            column_of[member] = joined
+
+
 def _columns(problem: Problem) -> dict[tuple[Op, ...], int]:
     """The ops that use the same parameters, and the bytes of these; of an op without, itself alone."""
     by_name = {(metaop := problem.nodes[i].metaop).name: metaop for i in problem.order}
@@ -65,11 +73,8 @@ def _columns(problem: Problem) -> dict[tuple[Op, ...], int]:
         for block in problem.uses[op]:
             place = (block.key, block.block)
             bytes_of[place] = max(bytes_of.get(place, 0), block.num_bytes)
-            other = first_user.setdefault(place, op)
-            if column_of[other] is not column_of[op]:
-                joined = column_of[other] | column_of[op]
-                for member in joined:
-                    column_of[member] = joined
+            first = first_user.setdefault(place, op)
+            _join(column_of, first, op)
     num_bytes = {id(column): 0 for column in column_of.values()}
     for place, op in first_user.items():
         num_bytes[id(column_of[op])] += bytes_of[place]

@@ -31,14 +31,14 @@ class Timetable(NamedTuple):
 
 def seconds_of(lanes: Lanes, pieces: Sequence[Piece]) -> list[PieceSeconds] | None:
     """Seconds of each slice; None where one has no allocation in its lane."""
-    found = []
-    for piece in pieces:
-        allocation = lanes.of_node[piece.node][piece.lane]
+    seconds = []
+    for slice_ in pieces:
+        allocation = lanes.of_node[slice_.node][slice_.lane]
         if allocation is None:
             return None
-        count, point = piece.last - piece.first, allocation.point
-        found.append(PieceSeconds(count * point.forward_s, count * point.backward_s))
-    return found
+        count, point = slice_.last - slice_.first, allocation.point
+        seconds.append(PieceSeconds(count * point.forward_s, count * point.backward_s))
+    return seconds
 
 
 def timetable(
@@ -66,9 +66,9 @@ def messages_s(lanes: Lanes, pieces: Sequence[Piece]) -> float:
     their gradients back.
     """
     busy_s = [0.0] * lanes.count
-    for piece in pieces:
-        for source, num_bytes in piece.takes:
-            there, here = pieces[source].lane, piece.lane
+    for slice_ in pieces:
+        for source, num_bytes in slice_.takes:
+            there, here = pieces[source].lane, slice_.lane
             if there != here:
                 both_s = lanes.message_s(num_bytes, there, here) + lanes.message_s(num_bytes, here, there)
                 busy_s[there] += both_s
@@ -88,16 +88,18 @@ class _Running:
     ) -> None:
         count = len(pieces)
         self.count = count
-        self.lane_of = [piece.lane for piece in pieces] * 2
-        self.seconds = [each.forward_s for each in seconds] + [each.backward_s for each in seconds]
+        self.lane_of = [slice_.lane for slice_ in pieces] * 2
+        self.seconds = [slice_s.forward_s for slice_s in seconds] + [
+            slice_s.backward_s for slice_s in seconds
+        ]
         self.num_lanes = lanes.count
         # Of each pass, those that wait for it, and how long what they take is on its way.
         self.next: list[list[tuple[int, float]]] = [[(count + p, 0.0)] for p in range(count)]
         self.next += [[] for _ in range(count)]
         self.missing = [0] * count + [1] * count
-        for number, piece in enumerate(pieces):
-            for source, num_bytes in piece.takes:
-                there, here = pieces[source].lane, piece.lane
+        for number, slice_ in enumerate(pieces):
+            for source, num_bytes in slice_.takes:
+                there, here = pieces[source].lane, slice_.lane
                 forward_s = backward_s = 0.0
                 if there != here:
                     forward_s = lanes.message_s(num_bytes, there, here)
@@ -106,10 +108,10 @@ class _Running:
                 self.next[count + number].append((count + source, backward_s))
                 self.missing[number] += 1
                 self.missing[count + source] += 1
-        self.weight = [urgency[piece.node] for piece in pieces] * 2
+        self.weight = [urgency[slice_.node] for slice_ in pieces] * 2
         self.rest_s = self._rest_s()
         part_of, nodes = lanes.problem.part_of, lanes.problem.nodes
-        self.part_of = [part_of[nodes[piece.node].metaop.name] for piece in pieces] * 2
+        self.part_of = [part_of[nodes[slice_.node].metaop.name] for slice_ in pieces] * 2
 
     def _rest_s(self) -> list[float]:
         """The longest chain that begins with each pass."""
@@ -117,8 +119,8 @@ class _Running:
         backward = range(self.count, 2 * self.count)
         for this in (*backward, *range(self.count - 1, -1, -1)):
             behind_s = 0.0
-            for other, moved_s in self.next[this]:
-                behind_s = max(behind_s, moved_s + rest_s[other])
+            for behind, moved_s in self.next[this]:
+                behind_s = max(behind_s, moved_s + rest_s[behind])
             rest_s[this] = self.seconds[this] + behind_s
         return rest_s
 
@@ -134,28 +136,28 @@ class _Running:
         while ready:
             start_s, this = inf, -1
             for number in ready:
-                own_s = ready_s[number]
-                if free_s[lane_of[number]] > own_s:
-                    own_s = free_s[lane_of[number]]
+                earliest_s = ready_s[number]
+                if free_s[lane_of[number]] > earliest_s:
+                    earliest_s = free_s[lane_of[number]]
                 if most_open is not None:
-                    own_s = max(own_s, open_parts.not_before_s(number))
-                if own_s < start_s or (own_s == start_s < inf and first[number] < first[this]):
-                    start_s, this = own_s, number
+                    earliest_s = max(earliest_s, open_parts.not_before_s(number))
+                if earliest_s < start_s or (earliest_s == start_s < inf and first[number] < first[this]):
+                    start_s, this = earliest_s, number
             ready.remove(this)
             here = lane_of[this]
             end_s = free_s[here] = start_s + self.seconds[this]
             open_parts.ran(this, end_s)
             order.append((this % self.count, this >= self.count))
-            for other, moved_s in self.next[this]:
+            for behind, moved_s in self.next[this]:
                 arrived_s = end_s
                 if moved_s:
-                    way = (here, lane_of[other])
+                    way = (here, lane_of[behind])
                     arrived_s = sent_s[way] = max(end_s, sent_s.get(way, 0.0)) + moved_s
-                if arrived_s > ready_s[other]:
-                    ready_s[other] = arrived_s
-                missing[other] -= 1
-                if not missing[other]:
-                    ready.add(other)
+                if arrived_s > ready_s[behind]:
+                    ready_s[behind] = arrived_s
+                missing[behind] -= 1
+                if not missing[behind]:
+                    ready.add(behind)
         return Timetable(free_s, order)
 
     def _ranks(self, *, backward_first: bool) -> list[int]:
