@@ -81,7 +81,7 @@ def _as(problem: Problem, node: Node, theirs: Allocation, whose: Node) -> Alloca
     """A node on the devices of another one, which have the same samples; None where it cannot be cut so.
 
     Args:
-        other: what the other node, `whose`, runs on.
+        theirs: what the other node, `whose`, runs on.
     """
     metaop, point = node.metaop, theirs.point
     is_cut_alike = point.rows is None and metaop.batch_size % point.dp == 0

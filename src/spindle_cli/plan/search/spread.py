@@ -53,7 +53,7 @@ def all_spread_out(problem: Problem, plans: Sequence[Judged]) -> list[Judged]:
     by that, so those that would be slower even without any stay as they are.
 
     Args:
-        found: the best first.
+        plans: the best first.
     """
     spread, least_s = list(plans), inf
     for number, evaluated in enumerate(plans):

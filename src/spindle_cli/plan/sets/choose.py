@@ -69,8 +69,8 @@ class _Sets:
     """Plans of all tasks and of each set.
 
     Attributes:
-        posed: of all tasks, then of each set's.
-        own: of each set, the slices of a plan of its own.
+        solvers: the problem of all tasks, then that of each set, with how plans of it are found.
+        set_slices: of each set, the slices of a plan of its own.
         apart: whether slices say when each of their passes runs; else when both do.
     """
 

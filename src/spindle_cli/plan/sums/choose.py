@@ -36,7 +36,7 @@ def with_sums(plan: Plan, profile: Profile, way: Sums, make: Callable[[Profile],
 
     Args:
         plan: of the profile, with all gradients summed as they are.
-        asked: not 'dense'.
+        way: that is asked for; not 'dense'.
         make: plans a profile whose MetaOps say what is gathered.
 
     Raises:
