@@ -77,7 +77,7 @@ def test_each_degree_splits_the_metaops_with_most_parameters_then_all() -> None:
     fallbacks = [(tight.fallback.least_tp, tight.fallback.split) for tight in found]
     assert len(fallbacks) == 5
     assert set(fallbacks) == {(1, frozenset()), (2, heavy), (2, everything), (4, heavy), (4, everything)}
-    bounds = [tight.posed.lower_bound_s for tight in found]
+    bounds = [tight.posed_problem.lower_bound_s for tight in found]
     assert bounds == sorted(bounds)
 
 

@@ -172,7 +172,7 @@ class MixedDispatcher:
         self.backwards = backwards
         self.taken = [[point.counts or () for point in node.points] for node in nodes]
         self.points_s = [[point.op_s for point in node.points] for node in nodes]
-        self.devices = problem.devices_of_types
+        self.devices = tuple(map(problem.cluster.num_of_type.__getitem__, problem.cluster.types))
         before, behind = [node.inputs for node in nodes], [node.consumers for node in nodes]
         if backwards:
             before, behind = behind, before
