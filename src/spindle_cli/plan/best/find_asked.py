@@ -48,8 +48,9 @@ def find_asked(
     result: Found | None
     if request.micro_batches is not None:
         asked_for = cut(profile, request.micro_batches)
-        posed = posing.posed(asked_for.one, cluster)
-        quick = [posed.best(strategy, NO_SEARCH)[0], *map(posed.by_baseline, posed.baselines(strategy))]
+        posed_problem = posing.posed(asked_for.one, cluster)
+        baselines = map(posed_problem.by_baseline, posed_problem.baselines(strategy))
+        quick = [posed_problem.best(strategy, NO_SEARCH)[0], *baselines]
         is_searched = strategy == "spindle" and not gives_up_memory(profile.sharding)
         over_all = effort if is_searched else NO_SEARCH
         search = partial(find, cluster=cluster, strategy=strategy, effort=effort, posing=posing)
