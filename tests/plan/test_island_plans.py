@@ -129,13 +129,13 @@ def test_what_is_sent_to_three_others_goes_around_in_three_hops() -> None:
     assert outer_step_s(planned(), asked(islands=4), whole) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_slowest_link_between_counterparts_counts() -> None:
+def test_the_slowest_link_between_peer_replicas_counts() -> None:
     groups, links = (node("a"), node("b")), (link_between("a", "b", 5000),)
     took_s = outer_step_s(planned(), asked(), of_nodes(*groups, between=links))
     assert took_s == pytest.approx(5e-3 + 6 * MIB / 1e9, rel=1e-12)
 
 
-def test_counterparts_are_in_the_same_place_of_each_island() -> None:
+def test_peer_replicas_are_in_the_same_place_of_each_island() -> None:
     """Islands of two nodes with a device each: device 0, which has it all, meets that of node 2."""
     groups = (node("a", 2, devices=1), node("b", 2, devices=1))
     whole = of_nodes(*groups, between=(link_between("a", "b", 5000),))

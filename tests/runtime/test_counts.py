@@ -16,7 +16,7 @@ from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.analysis.losses.expressions import over_count
 from spindle_cli.runtime.step.counting import CountedShare, Counting, Portion
 from spindle_cli.runtime.step.data import Feed
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
@@ -41,7 +41,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def parts(batches_per_step: int) -> tuple[LossBoard, Feed, list[int]]:
+def parts(batches_per_step: int) -> tuple[LossAccumulator, Feed, list[int]]:
     """Of a rank with two shares of batches of 4, samples 1 and 2 to 3; and what it counts of each of the
     first batches.
     """
@@ -50,11 +50,11 @@ def parts(batches_per_step: int) -> tuple[LossBoard, Feed, list[int]]:
     graph = analysed(Workload("w", [task])).tasks["t"]
     shares = graph.ops[-1].shares
     assert shares is not None
-    board = LossBoard([task], CPU, batches_per_step, {"t": shares})
+    accumulator = LossAccumulator([task], CPU, batches_per_step, {"t": shares})
     counter = LossCounter(graph.root, shares)
-    rows = board.layout.rows["t"]
+    rows = accumulator.layout.rows["t"]
     counting = Counting(
-        [CountedShare("t", samples, 0.25, counter, rows) for samples in ((1, 2), (2, 4))], board.layout
+        [CountedShare("t", samples, 0.25, counter, rows) for samples in ((1, 2), (2, 4))], accumulator.layout
     )
     portions = (Portion("t", (1, 2), ("label",)), Portion("t", (2, 4), ("label",)))
     batches = Batches(task, 0)
@@ -63,43 +63,43 @@ def parts(batches_per_step: int) -> tuple[LossBoard, Feed, list[int]]:
         sum(int(items[index]["label"]) != -100 for index in batches.indices(number)[1:])
         for number in range(6)
     ]
-    return board, feed, counted
+    return accumulator, feed, counted
 
 
 @pytest.mark.parametrize("batches_per_step", [1, 2])
 def test_a_step_has_the_counts_of_its_own_batches(alone: None, batches_per_step: int) -> None:
-    board, feed, counted = parts(batches_per_step)
-    board.begin(feed.counts(0))
+    accumulator, feed, counted = parts(batches_per_step)
+    accumulator.begin(feed.counts(0))
     for step in range(3):
         first = step * batches_per_step
-        share, count = board.arguments("t", (1, 3))
+        share, count = accumulator.arguments("t", (1, 3))
         assert share == 0.5 / batches_per_step
         assert count == sum(counted[first : first + batches_per_step])
         for _ in range(batches_per_step):
             feed.take()
-        board.count_next(feed.counts(step + 1))
-        board.start_sum()
-        board.take()
+        accumulator.count_next(feed.counts(step + 1))
+        accumulator.start_sum()
+        accumulator.take()
     feed.close()
 
 
 def test_the_first_step_has_the_counts_of_all_ranks(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    board, feed, _ = parts(1)
+    accumulator, feed, _ = parts(1)
     # As of three ranks that count alike.
     monkeypatch.setattr(dist, "all_reduce", lambda sums, **_: sums.mul_(3))
-    board.begin(torch.tensor([2.0], dtype=torch.float64))
-    assert board.arguments("t", (1, 3))[1] == 6
+    accumulator.begin(torch.tensor([2.0], dtype=torch.float64))
+    assert accumulator.arguments("t", (1, 3))[1] == 6
     feed.close()
 
 
 def test_what_counts_nothing_in_the_next_step_is_named(alone: None) -> None:
-    board, feed, _ = parts(1)
-    assert board.begin(torch.zeros(1)) == ("t",)
-    board.count_next(torch.ones(1))
-    board.start_sum()
-    assert board.read(board.take()).uncounted_next == ()
-    board.start_sum()
-    assert board.read(board.take()).uncounted_next == ("t",)
+    accumulator, feed, _ = parts(1)
+    assert accumulator.begin(torch.zeros(1)) == ("t",)
+    accumulator.count_next(torch.ones(1))
+    accumulator.start_sum()
+    assert accumulator.read(accumulator.take()).uncounted_next == ()
+    accumulator.start_sum()
+    assert accumulator.read(accumulator.take()).uncounted_next == ("t",)
     feed.close()
 
 

@@ -226,7 +226,7 @@ def test_an_error_that_follows_from_a_spoilt_step_does_not_hide_it(
 
 def test_gradients_without_a_finite_norm_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is finite, its gradient is not."""
-    monkeypatch.setattr("spindle_cli.runtime.step.losses.LossBoard.seed", lambda *_: float("inf"))
+    monkeypatch.setattr("spindle_cli.runtime.step.losses.LossAccumulator.seed", lambda *_: float("inf"))
     seen = spoil(monkeypatch, lambda: None)
     with pytest.raises(RunFailedError, match=r"step 1: the norm of the gradients is (inf|nan)"):
         run(tmp_path / "run", moving(train={**ADAMW, "clip_norm": 1.0}))

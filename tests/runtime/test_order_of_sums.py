@@ -102,8 +102,8 @@ def test_losses_wait_for_sums_that_wait_for_a_buffer(monkeypatch: pytest.MonkeyP
     pool = pool_of(monkeypatch, start, room=1)
     executor = Executor.__new__(Executor)  # a rank with nothing but sums
     executor._pool, executor._sums = pool, SumStarter([], pool.start_sum)
-    board: Any = SimpleNamespace(start_sum=lambda: start(torch.ones(LOSSES)))
-    executor._board = board
+    accumulator: Any = SimpleNamespace(start_sum=lambda: start(torch.ones(LOSSES)))
+    executor._accumulator = accumulator
     batch: Any = None
     for action in (Action(Kind.SUM, group=0), Action(Kind.SUM, group=1), Action(Kind.LOSSES)):
         executor._run_action(action, batch)

@@ -18,11 +18,11 @@ from spindle_cli.errors import InputError, RunFailedError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.islands import outer
-from spindle_cli.runtime.islands.counterparts import Counterparts, ToldStep
 from spindle_cli.runtime.islands.island import Island
 from spindle_cli.runtime.islands.outer import OuterOptimizer, rounded, scales_of, spread
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas, ToldStep
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.settings.local_sgd import LocalSgd
 from spindle_cli.workload.types import Task
@@ -30,13 +30,13 @@ from spindle_cli.workload.types import Task
 T = TypeVar("T")
 
 
-def on_islands(count: int, work: Callable[[Counterparts], T]) -> list[T]:
+def on_islands(count: int, work: Callable[[PeerReplicas], T]) -> list[T]:
     """What each of several islands of one worker comes to."""
     store = dist.HashStore()
 
     def run(number: int) -> T:
         island = Island(number, count, 0, 1, Path("run"))
-        return work(Counterparts(island, store, 30.0))
+        return work(PeerReplicas(island, store, 30.0))
 
     with ThreadPoolExecutor(count) as threads:
         return [done.result() for done in [threads.submit(run, number) for number in range(count)]]
@@ -64,12 +64,12 @@ def stepped(settings: LocalSgd, moves: Sequence[Sequence[Sequence[float]]]) -> l
         moves: by outer step, by island.
     """
 
-    def work(counterparts: Counterparts) -> list[float]:
+    def work(peer_replicas: PeerReplicas) -> list[float]:
         (weight,) = ranges = owned([1.0] * len(moves[0][0]))
-        optimizer = OuterOptimizer(settings, ranges, names(ranges), counterparts)
+        optimizer = OuterOptimizer(settings, ranges, names(ranges), peer_replicas)
         optimizer.begin()
         for of_islands in moves:
-            weight.tensor.detach().add_(torch.tensor(of_islands[counterparts.island.number]))
+            weight.tensor.detach().add_(torch.tensor(of_islands[peer_replicas.island.number]))
             optimizer.step()
         return weight.tensor.tolist()
 
@@ -117,13 +117,13 @@ def test_each_parameter_is_rounded_by_its_own_largest_move_on_its_island() -> No
 def test_parts_of_a_parameter_are_rounded_by_the_largest_move_of_all() -> None:
     """8 bits: 127 multiples of 4 / 127, in either order; 1 x 127 / 4 = 31.75."""
 
-    def work(counterparts: Counterparts) -> list[float]:
+    def work(peer_replicas: PeerReplicas) -> list[float]:
         ranges = [
             OwnedRange("a.w", (place, place + 1), nn.Parameter(torch.zeros(1, dtype=torch.float64)))
             for place in range(3)
         ]
         optimizer = OuterOptimizer(
-            asked(bits=8, outer={"lr": 1, "momentum": 0}), ranges, ["a.w"], counterparts
+            asked(bits=8, outer={"lr": 1, "momentum": 0}), ranges, ["a.w"], peer_replicas
         )
         optimizer.begin()
         for each, move in zip(ranges, (1.0, -4.0, 1.0), strict=True):
@@ -140,10 +140,10 @@ def test_parts_of_a_parameter_are_rounded_by_the_largest_move_of_all() -> None:
 def test_several_parameters_of_two_sizes_keep_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer, "SENT_AT_ONCE", 3)
 
-    def work(counterparts: Counterparts) -> list[list[float]]:
+    def work(peer_replicas: PeerReplicas) -> list[list[float]]:
         ranges = owned([0.0, 0.0], [0.0], [0.0, 0.0])
         settings = asked(bits=16, outer={"lr": 1, "momentum": 0})
-        optimizer = OuterOptimizer(settings, ranges, names(ranges), counterparts)
+        optimizer = OuterOptimizer(settings, ranges, names(ranges), peer_replicas)
         optimizer.begin()
         moves = ([1.0, 0.5], [100.0], [0.0, 0.0])
         for each, move in zip(ranges, moves, strict=True):
@@ -185,17 +185,17 @@ def test_multiples_are_of_the_largest_and_halves_go_to_the_even_one() -> None:
 
 
 def test_islands_that_begin_apart_are_refused_with_the_parameter() -> None:
-    def work(counterparts: Counterparts) -> None:
-        ranges = owned([1.0], [float(counterparts.island.number)])
-        OuterOptimizer(asked(), ranges, names(ranges), counterparts).begin()
+    def work(peer_replicas: PeerReplicas) -> None:
+        ranges = owned([1.0], [float(peer_replicas.island.number)])
+        OuterOptimizer(asked(), ranges, names(ranges), peer_replicas).begin()
 
     with pytest.raises(RunFailedError, match=r"a\.w1: island . begins with other values of it than island"):
         on_islands(2, work)
 
 
 def test_a_rank_that_trains_nothing_takes_part() -> None:
-    def work(counterparts: Counterparts) -> None:
-        optimizer = OuterOptimizer(asked(bits=8), [], ["a.w0"], counterparts)
+    def work(peer_replicas: PeerReplicas) -> None:
+        optimizer = OuterOptimizer(asked(bits=8), [], ["a.w0"], peer_replicas)
         optimizer.begin()
         optimizer.step()
 
@@ -204,9 +204,9 @@ def test_a_rank_that_trains_nothing_takes_part() -> None:
 
 
 def test_what_is_saved_goes_on_and_what_is_not_begins_where_the_parameters_are() -> None:
-    def work(counterparts: Counterparts) -> tuple[dict[str, Tensor], list[float]]:
+    def work(peer_replicas: PeerReplicas) -> tuple[dict[str, Tensor], list[float]]:
         ranges = owned([1.0], [2.0])
-        optimizer = OuterOptimizer(asked(), ranges, names(ranges), counterparts)
+        optimizer = OuterOptimizer(asked(), ranges, names(ranges), peer_replicas)
         saved = {"common": torch.tensor([5.0]), "outer_momentum": torch.tensor([3.0])}
         optimizer.resume(ranges[0], saved)
         ranges[1].tensor.detach().fill_(4.0)
@@ -222,12 +222,12 @@ def test_what_is_saved_goes_on_and_what_is_not_begins_where_the_parameters_are()
 def test_the_first_island_saves_when_all_others_have() -> None:
     order: list[int] = []
 
-    def work(counterparts: Counterparts) -> None:
-        steps = OuterSteps(counterparts, OuterOptimizer(asked(), [], [], counterparts), 2)
-        steps.save(lambda: order.append(counterparts.island.number))
+    def work(peer_replicas: PeerReplicas) -> None:
+        steps = OuterSteps(peer_replicas, OuterOptimizer(asked(), [], [], peer_replicas), 2)
+        steps.save(lambda: order.append(peer_replicas.island.number))
         assert [step for step in range(6) if steps.is_due(step)] == [1, 3, 5]
-        assert counterparts.all_say(counterparts.island.number < 3)
-        assert not counterparts.all_say(counterparts.island.number < 2)
+        assert peer_replicas.all_say(peer_replicas.island.number < 3)
+        assert not peer_replicas.all_say(peer_replicas.island.number < 2)
 
     on_islands(3, work)
     assert order[-1] == 0
@@ -241,19 +241,19 @@ def test_losses_are_means_and_all_else_is_what_any_says() -> None:
     """Two tasks, of which the first counts something; a rank's memory and wait; whether to stop; a norm."""
     tasks = [Task(name, nn.Linear(1, 1), 1) for name in "ab"]
     shares = {"a": SimpleNamespace(num_counts=1), "b": SimpleNamespace(num_counts=0)}
-    board = LossBoard(tasks, torch.device("cpu"), 1, shares, 0, 1)  # type: ignore[arg-type]
+    accumulator = LossAccumulator(tasks, torch.device("cpu"), 1, shares, 0, 1)  # type: ignore[arg-type]
     nan = float("nan")
     told = torch.tensor([[1.0, 4.0, 0.0, 10.0, 0.5, 0.0, 7.0], [3.0, 5.0, 6.0, 20.0, 0.25, 1.0, nan]])
-    merged = board.of_islands(told.double())
+    merged = accumulator.of_islands(told.double())
     assert merged[:6].tolist() == [2.0, 4.5, 0.0, 20.0, 0.5, 1.0]
     assert merged[6].isnan()
 
 
 def test_a_step_is_told_once_and_its_results_change_in_place() -> None:
-    def work(counterparts: Counterparts) -> list[float]:
-        number = float(counterparts.island.number)
+    def work(peer_replicas: PeerReplicas) -> list[float]:
+        number = float(peer_replicas.island.number)
         losses, norm = torch.tensor([number, 1.0]), torch.tensor([10 * number])
-        told = ToldStep(counterparts, lambda all_of_them: all_of_them.amax(0), [losses, norm])
+        told = ToldStep(peer_replicas, lambda all_of_them: all_of_them.amax(0), [losses, norm])
         assert not told.has_arrived()
         told.begin()
         told.begin()

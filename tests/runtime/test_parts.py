@@ -28,7 +28,7 @@ from spindle_cli.runtime.communication.rows import take_rows
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
 from spindle_cli.runtime.measuring.timing import Activity
 from spindle_cli.runtime.step.data import Portion, StepBatch
-from spindle_cli.runtime.step.losses import LossBoard, step_failure
+from spindle_cli.runtime.step.losses import LossAccumulator, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.training.batches import Batches
@@ -68,12 +68,12 @@ def test_rows_of_samples_lie_along_the_batch_dimension() -> None:
 
 def test_what_shares_have_of_a_loss_adds_up_and_counts_by_the_tasks_weight() -> None:
     task = Task("t", Anything(), 12, [], weight=0.5)
-    board = LossBoard([task], CPU, 5, {"t": LossShares(fx.Graph())})
-    assert board.arguments("t", (2, 5)) == (3 / 60,)  # three of five batches of twelve
-    assert board.seed("t") == 0.5
-    board.add("t", torch.tensor([0.25]))
-    board.add("t", torch.tensor(2.0))
-    assert board.total(board.read(board._sums).losses, 0) == 1.125
+    accumulator = LossAccumulator([task], CPU, 5, {"t": LossShares(fx.Graph())})
+    assert accumulator.arguments("t", (2, 5)) == (3 / 60,)  # three of five batches of twelve
+    assert accumulator.seed("t") == 0.5
+    accumulator.add("t", torch.tensor([0.25]))
+    accumulator.add("t", torch.tensor(2.0))
+    assert accumulator.total(accumulator.read(accumulator._sums).losses, 0) == 1.125
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:

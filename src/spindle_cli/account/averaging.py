@@ -1,6 +1,6 @@
 """What an outer step takes, where islands of devices average now and then alone (`train.local_sgd`).
 
-Every device has counterparts, those in the same place of the other islands. It sends each of them what its
+Every device has peer replicas, those in the same place of the other islands. It sends each of them what its
 own optimizer has moved the parameters by since the last one, and gets as much from each; so nothing that
 an island has once crosses the slow links twice. Then it makes the outer optimizer's step, and hands the new
 parameters on inside of its island, as after any update.
@@ -28,7 +28,7 @@ class _Planned(PlacedPlan, OptimizerNumbers, Protocol):
 
 
 def outer_step_bytes(plan: _Planned, local_sgd: LocalSgd) -> tuple[int, ...]:
-    """By device of an island, bytes that it sends in an outer step, to all its counterparts together.
+    """By device of an island, bytes that it sends in an outer step, to all its peer replicas together.
 
     The one scale that goes with each parameter where numbers are rounded is not counted.
     """
@@ -55,8 +55,8 @@ def outer_step_s(plan: _Planned, local_sgd: LocalSgd, whole: Cluster) -> float:
 
 
 def _exchange_s(sent: Sequence[int], local_sgd: LocalSgd, island: Cluster, whole: Cluster) -> float:
-    """Seconds until every device has what its counterparts have sent: rings of one device of each island, one
-    hop after the other. Devices behind one network card share it.
+    """Seconds until every device has what its peer replicas have sent: rings of one device of each island,
+    one hop after the other. Devices behind one network card share it.
     """
     by_card: dict[tuple[int, int], int] = {}
     for device, num_bytes in enumerate(sent):

@@ -167,7 +167,7 @@ class PlannedIslands(Model):
     Attributes:
         cluster: The cluster file's content. Island i has the i-th of as many equal runs of its nodes; the
             plan's `cluster` is the first of them.
-        outer_step_bytes: By device of an island, what it sends to its counterparts in each outer step.
+        outer_step_bytes: By device of an island, what it sends to its peer replicas in each outer step.
         outer_step_s: Seconds that an outer step adds to the step before it.
         without_s: Predicted seconds of an iteration with a plan for all devices, which average gradients in
             every step. Absent: there is no such plan, or nobody knows.

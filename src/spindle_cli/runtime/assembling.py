@@ -26,9 +26,9 @@ from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.following.changes import refusing_changes
 from spindle_cli.runtime.following.set_values import SetValues
-from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas
 from spindle_cli.runtime.loading.start import Place, Readers, start_evaluation_loaders
 from spindle_cli.runtime.measuring.action_log import ActionLog, ProgramLog
 from spindle_cli.runtime.measuring.metrics import MetricsLog
@@ -46,7 +46,7 @@ from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.training import Computing, Training
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.loss_scale import LossScale
@@ -75,7 +75,7 @@ def assemble(
     stop: StopRequest | None = None,
     clock: StartClock | None = None,
     callbacks: Sequence[Callback] = (),
-    counterparts: Counterparts | None = None,
+    peer_replicas: PeerReplicas | None = None,
     ready: Ready | None = None,
 ) -> Training:
     """A connected worker's training, with the checkpoint to go on from in place; collective.
@@ -90,7 +90,7 @@ def assemble(
     """
     clock = clock or StartClock(request)
     first_of_node = environment.rank - environment.local_rank
-    context = WorkerContext(request, environment.rank, device, first_of_node, counterparts)
+    context = WorkerContext(request, environment.rank, device, first_of_node, peer_replicas)
     ready = ready or make_ready(request, environment)
     plan = ready.plan
     join_host_group(request.timeout_s)
@@ -118,8 +118,8 @@ def assemble(
         context, state, pool, communicators, steps, computing, clock, followers, start, watch, ready.readers
     )
     training.stop = stop or StopRequest(request.run_dir)
-    if counterparts is not None:
-        training.checkpoints.possible = counterparts.all_say(training.checkpoints.possible)
+    if peer_replicas is not None:
+        training.checkpoints.possible = peer_replicas.all_say(training.checkpoints.possible)
     training.evaluator.prepare()
     if not any(level.is_fetched for level in plan.sharding.values()):
         keep_freed_memory()  # else memory is what is short: what is freed goes back
@@ -196,10 +196,10 @@ def make_state(context: WorkerContext, model: LocalModel, pool: GradientPool) ->
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges, model.graph.constraints)
     scale = LossScale.of(model.train, device)
     outer = None
-    if context.counterparts is not None:
+    if context.peer_replicas is not None:
         assert model.train.local_sgd is not None, "the plan has islands where the train settings do"
         names = sorted(name for name in model.cuts.by_name if model.table.is_trainable(name))
-        outer = OuterOptimizer(model.train.local_sgd, owned_ranges, names, context.counterparts)
+        outer = OuterOptimizer(model.train.local_sgd, owned_ranges, names, context.peer_replicas)
     return TrainState(
         model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole, scale, outer
     )
@@ -207,10 +207,10 @@ def make_state(context: WorkerContext, model: LocalModel, pool: GradientPool) ->
 
 def make_outer_steps(context: WorkerContext, state: TrainState) -> OuterSteps | None:
     """Makes what averages islands now and then; None where all ranks train one model."""
-    if context.counterparts is None or state.outer is None or state.model.train.local_sgd is None:
+    if context.peer_replicas is None or state.outer is None or state.model.train.local_sgd is None:
         return None
     every = context.request.outer_every or state.model.train.local_sgd.every
-    return OuterSteps(context.counterparts, state.outer, every)
+    return OuterSteps(context.peer_replicas, state.outer, every)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -222,19 +222,21 @@ def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> N
                 group.join(communicators.inside(layout, layout.share_of[rank]))
 
 
-def make_board(context: WorkerContext, model: LocalModel) -> LossBoard:
-    """Make the board on which a rank adds up the losses of all tasks."""
+def make_accumulator(context: WorkerContext, model: LocalModel) -> LossAccumulator:
+    """Make the accumulator in which a rank adds up the losses of all tasks."""
     shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
     tasks, batches = model.graph.workload.tasks, model.train.accumulate
     weights = TaskWeights(model.train, tasks)
-    return LossBoard(tasks, context.device, batches, shares, context.rank, dist.get_world_size(), weights)
+    return LossAccumulator(
+        tasks, context.device, batches, shares, context.rank, dist.get_world_size(), weights
+    )
 
 
 def make_executors(
     context: WorkerContext,
     model: LocalModel,
     pool: GradientPool,
-    board: LossBoard,
+    accumulator: LossAccumulator,
     stopwatch: Stopwatch,
     communicators: Communicators,
     first_step: int,
@@ -252,7 +254,7 @@ def make_executors(
             part.slices,
             Exchange(part.wiring, context.rank, context.device, communicators),
             pool,
-            board,
+            accumulator,
             stopwatch,
             train,
             number,
@@ -302,9 +304,9 @@ def make_training(
     request, model = context.request, state.model
     stopwatch = Stopwatch(context.device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
-    board = make_board(context, model)
+    accumulator = make_accumulator(context, model)
     at_lengths = TasksAtLengths(model, request.workload)
-    feed = make_feed(context, model, board, steps, start.streams, at_lengths, readers)
+    feed = make_feed(context, model, accumulator, steps, start.streams, at_lengths, readers)
     values = StepValues.of(model.graph.workload)
     set_values = make_set_values(context, values, start)
     values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
@@ -318,10 +320,18 @@ def make_training(
         model=model,
         feed=feed,
         executors=make_executors(
-            context, model, pool, board, stopwatch, communicators, steps.start, at_lengths, state.loss_scale
+            context,
+            model,
+            pool,
+            accumulator,
+            stopwatch,
+            communicators,
+            steps.start,
+            at_lengths,
+            state.loss_scale,
         ),
         pool=pool,
-        board=board,
+        accumulator=accumulator,
         optimizers=state.optimizers,
         update=make_update(state),
         masters=state.masters,
@@ -372,7 +382,7 @@ def make_set_values(context: WorkerContext, values: StepValues, start: Start) ->
         WorkloadError: there is such a number, and islands, which take no step together.
     """
     made = SetValues(values, context.rank, start.step_values)
-    if context.counterparts is not None and made.saved():
+    if context.peer_replicas is not None and made.saved():
         raise WorkloadError(
             f"step_values: {', '.join(made.saved())}: numbers that callbacks set do not go with "
             "train.local_sgd, as islands take no step together",

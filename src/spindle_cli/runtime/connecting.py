@@ -26,8 +26,8 @@ from spindle_cli.process.environment import (
     without_ranks,
 )
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
-from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas
 from spindle_cli.workload.one_process import show_one_process
 
 # Every communicator has a stream of its own, in which a receive may wait long for its sender. Streams beyond
@@ -70,9 +70,9 @@ def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.
 @contextmanager
 def connected(
     request: RunRequest, environment: WorkerEnvironment, device: torch.device, island: Island | None = None
-) -> Iterator[Counterparts | None]:
+) -> Iterator[PeerReplicas | None]:
     """Membership in the world of all workers; where they are islands, in that of one's own, with the
-    counterparts on the others. Code that is not ours sees one process (workload/one_process.py).
+    peer replicas on the others. Code that is not ours sees one process (workload/one_process.py).
     """
     show_one_process()
     backend = environment.backend or request.backend
@@ -95,7 +95,7 @@ def connected(
 
 def _on_island(
     request: RunRequest, environment: WorkerEnvironment, device: torch.device, island: Island, backend: str
-) -> Iterator[Counterparts]:
+) -> Iterator[PeerReplicas]:
     """All workers meet in one store; each island is a world by itself in it."""
     timeout = timedelta(seconds=request.timeout_s)
     rank, world_size = environment.rank, environment.world_size
@@ -109,7 +109,7 @@ def _on_island(
         device_id=device if device.type == "cuda" else None,
     )
     with without_ranks():
-        yield Counterparts(island, store, request.timeout_s)
+        yield PeerReplicas(island, store, request.timeout_s)
     dist.destroy_process_group()
 
 

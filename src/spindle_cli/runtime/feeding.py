@@ -17,7 +17,7 @@ from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.worker_context import WorkerContext
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.lengths import known_shapes
@@ -28,7 +28,7 @@ from spindle_cli.workload.types import FlowTask, Task
 def make_feed(
     context: WorkerContext,
     model: LocalModel,
-    board: LossBoard,
+    accumulator: LossAccumulator,
     steps: range,
     streams: Mapping[str, Any],
     at_lengths: TasksAtLengths,
@@ -59,7 +59,7 @@ def make_feed(
     shares = {
         part.tasks: Share(
             (*wanted[part.tasks], *_asked_alone(part.tasks, wanted[part.tasks], taken & loaders.keys())),
-            _counting(part, board, per_step),
+            _counting(part, accumulator, per_step),
         )
         for part in model.steps
     }
@@ -78,10 +78,10 @@ def make_feed(
     )
 
 
-def _counting(part: StepPart, board: LossBoard, per_step: int) -> Counting | None:
-    if board.layout.size == 0:
+def _counting(part: StepPart, accumulator: LossAccumulator, per_step: int) -> Counting | None:
+    if accumulator.layout.size == 0:
         return None
-    return Counting(counted_shares(part.slices.values(), board.layout, per_step), board.layout)
+    return Counting(counted_shares(part.slices.values(), accumulator.layout, per_step), accumulator.layout)
 
 
 def _asked_alone(

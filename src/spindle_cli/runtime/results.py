@@ -8,7 +8,7 @@ from functools import cached_property
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.work import StepWork
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 
 
 class Step:
@@ -77,7 +77,7 @@ class Step:
 
 def metrics_of(
     outcome: StepOutcome,
-    board: LossBoard,
+    accumulator: LossAccumulator,
     due: Collection[str],
     work: StepWork,
     uncounted: tuple[str, ...],
@@ -89,11 +89,11 @@ def metrics_of(
         due: the tasks that it ran; `work`: what that was.
         uncounted: of these, those of which something counts nothing.
     """
-    read, seconds = board.read(outcome.losses, due), outcome.seconds
-    weights = board.weights_at(outcome.step)
+    read, seconds = accumulator.read(outcome.losses, due), outcome.seconds
+    weights = accumulator.weights_at(outcome.step)
     return StepMetrics(
         step=outcome.step + 1,
-        loss=board.total(read.losses, outcome.step),
+        loss=accumulator.total(read.losses, outcome.step),
         task_losses=read.losses,
         iteration_s=seconds,
         samples_per_s=work.samples / seconds,

@@ -32,8 +32,8 @@ from spindle_cli.runtime.assembling import assemble
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.changes import LeftAlone
-from spindle_cli.runtime.islands.counterparts import Counterparts
 from spindle_cli.runtime.islands.island import Island
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare, gather_reports
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timeline import Ran, StepProgram, gather_timeline
@@ -142,10 +142,10 @@ class Trainer:
         clock.ends("workload")
         device = select_device(request, environment)
         stack = ExitStack()
-        counterparts = stack.enter_context(connected(request, environment, device, island))
+        peer_replicas = stack.enter_context(connected(request, environment, device, island))
         clock.ends("connect")
         self._assemble(
-            own_request, island_environment, device, stack, stop, clock, callbacks, counterparts, ready
+            own_request, island_environment, device, stack, stop, clock, callbacks, peer_replicas, ready
         )
 
     def _assemble(
@@ -157,12 +157,12 @@ class Trainer:
         stop: StopRequest | None,
         clock: StartClock | None,
         callbacks: Sequence[Callback] = (),
-        counterparts: Counterparts | None = None,
+        peer_replicas: PeerReplicas | None = None,
         ready: Ready | None = None,
     ) -> None:
         self._stack = stack
         self._training: Training = assemble(
-            request, environment, device, stop, clock, callbacks, counterparts, ready
+            request, environment, device, stop, clock, callbacks, peer_replicas, ready
         )
         self._has_ended = False
         self._left_alone = LeftAlone(self._training.model, self._training.pool, request.workload)
@@ -218,7 +218,7 @@ class Trainer:
     def run_dir(self) -> Path:
         """The run's folder."""
         outer = self._training.outer_steps
-        return self._training.request.run_dir if outer is None else outer.counterparts.island.run_dir
+        return self._training.request.run_dir if outer is None else outer.peer_replicas.island.run_dir
 
     @property
     def total_steps(self) -> int:

@@ -39,7 +39,7 @@ from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.executor import Executor
-from spindle_cli.runtime.step.losses import LossBoard, step_failure
+from spindle_cli.runtime.step.losses import LossAccumulator, step_failure
 from spindle_cli.runtime.step.step_end import StepEnd
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.gradient_check import GradientCheck
@@ -78,7 +78,7 @@ class Training:
     feed: Feed
     executors: Mapping[tuple[str, ...], Executor]
     pool: GradientPool
-    board: LossBoard
+    accumulator: LossAccumulator
     optimizers: Optimizers
     update: Update
     masters: Masters | None
@@ -112,7 +112,7 @@ class Training:
     @property
     def rank_among_all(self) -> int:
         """The worker's rank among those of all islands."""
-        return self.rank if self.outer_steps is None else self.outer_steps.counterparts.island.rank_among_all
+        return self.rank if self.outer_steps is None else self.outer_steps.peer_replicas.island.rank_among_all
 
     def run(self) -> Iterator[Step]:
         """Train the steps, and hand each one out when all of its orders are given: its results can then be
@@ -159,7 +159,7 @@ class Training:
         self._capture("initial-buffers", self.model.all_buffers)
         if self.feed.counts_losses:
             self._uncounted = self._due(
-                self.board.begin(self.feed.counts(self.steps.start)), self.steps.start
+                self.accumulator.begin(self.feed.counts(self.steps.start)), self.steps.start
             )
 
     def _after(self, done: int) -> Step:
@@ -289,8 +289,8 @@ class Training:
         """
         begin = take_mark(self.stopwatch.device)
         if self.stop.is_requested():
-            self.board.ask_to_stop()
-        self.board.weigh_for(step)
+            self.accumulator.ask_to_stop()
+        self.accumulator.weigh_for(step)
         self.watch.check_between(step)
         numbers = self.values.begin(step)
         tasks = self.model.schedule.of_step(step)
@@ -309,7 +309,7 @@ class Training:
             executor.fit(batch)
             ends_step = number + 1 == (step + 1) * batches
             if ends_step:
-                self.board.tell(highest_memory(self.board.device), data_wait_s)
+                self.accumulator.tell(highest_memory(self.accumulator.device), data_wait_s)
                 self._count_next(step)
             self.watch.check(step)
             with self.computing():
@@ -319,7 +319,7 @@ class Training:
             if not ends_step:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
-            losses = self.board.take()
+            losses = self.accumulator.take()
         if self.request.capture_dir is not None and (is_first or self._has_new_gradients(step)):
             executor.finish()
             self.pool.gather_gradients()
@@ -332,7 +332,7 @@ class Training:
         self.rates.step()
         self.watch.record_buffers()
         self.stopwatch.end_step(step)
-        tell = None if self.outer_steps is None else self.outer_steps.teller(self.board.of_islands)
+        tell = None if self.outer_steps is None else self.outer_steps.teller(self.accumulator.of_islands)
         self._unread.append(StepOutcome.of(step, losses, gradient_check, rates, numbers, begin, tell))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
@@ -342,7 +342,7 @@ class Training:
         if self.feed.counts_losses:
             with self.stopwatch.timed(Activity.DATA):
                 counts = self.feed.counts(step + 1)
-            self.board.count_next(counts)
+            self.accumulator.count_next(counts)
 
     def _has_new_gradients(self, step: int) -> bool:
         """Whether some may be captured for the first time: those of the steps before may have overflowed."""
@@ -374,7 +374,7 @@ class Training:
             outcome = self._unread.popleft()
             metrics = self._metrics(outcome, self._uncounted)
             self.clock.ends("first step")
-            read = self.board.read(outcome.losses, self.model.schedule.of_step(outcome.step))
+            read = self.accumulator.read(outcome.losses, self.model.schedule.of_step(outcome.step))
             self._stops = self._stops or read.stops
             self._write_down(metrics)
             self._uncounted = self._due(read.uncounted_next, outcome.step + 1)
@@ -423,7 +423,7 @@ class Training:
         """What a step came to; waits until the device has done it."""
         outcome.wait()
         due = self.model.schedule.of_step(outcome.step)
-        return metrics_of(outcome, self.board, due, self.work[due], uncounted)
+        return metrics_of(outcome, self.accumulator, due, self.work[due], uncounted)
 
     def _write_down(self, metrics: StepMetrics) -> None:
         self.iterations_s.append(metrics.iteration_s)

@@ -22,7 +22,7 @@ class OuterSteps(Model):
     Attributes:
         every: Steps from one outer step to the next.
         iteration_s: Mean seconds of an iteration.
-        bytes_per_iteration: Bytes that the device that sends most sends to all its counterparts.
+        bytes_per_iteration: Bytes that the device that sends most sends to all its peer replicas.
         saved_s: Seconds saved against gradients that are summed over all devices in every step; null: nobody
             knows.
         saved_to_every_step_s: Seconds saved against an outer step after every step.

@@ -26,7 +26,7 @@ from torch import Tensor
 from spindle_cli.checkpoint.names import COMMON_KEY, OUTER_MOMENTUM_KEY
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.tensors import parse_key
-from spindle_cli.runtime.islands.counterparts import Counterparts
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.settings.local_sgd import LocalSgd
 
@@ -51,13 +51,13 @@ class OuterOptimizer:
         settings: LocalSgd,
         owned_ranges: Sequence[OwnedRange],
         names: Sequence[str],
-        counterparts: Counterparts,
+        peer_replicas: PeerReplicas,
     ) -> None:
         """`owned_ranges`: all that this rank steps. `names`: of all trained parameters, the same on every
         rank.
         """
         self._settings = settings
-        self._counterparts = counterparts
+        self._peer_replicas = peer_replicas
         self._place = {name: place for place, name in enumerate(names)}
         has_momentum = settings.outer.momentum > 0
         self._kept = [
@@ -82,13 +82,13 @@ class OuterOptimizer:
                 entry.common.copy_(entry.owned.tensor.detach())
         sums = [entry.common.double().sum() for entry in self._kept]
         local = torch.stack(sums).cpu() if sums else torch.zeros(1, dtype=torch.float64)
-        for number, peer in enumerate(self._counterparts.gather(local)):
+        for number, peer in enumerate(self._peer_replicas.gather(local)):
             different = [place for place, same in enumerate((local == peer).tolist()) if not same]
             if different:
                 name = self._kept[different[0]].owned.name
                 raise RunFailedError(
                     f"{name}: island {number} begins with other values of it than island "
-                    f"{self._counterparts.island.number}",
+                    f"{self._peer_replicas.island.number}",
                     hint="Initial values have to follow from the seed alone, and be the same on every node.",
                 )
 
@@ -139,20 +139,20 @@ class OuterOptimizer:
     def _mean(self, moved: Tensor, some: Sequence[_Kept], scales: Tensor | None) -> Tensor:
         """Over the islands, flat. `scales`: of each of these owned ranges; None: nothing is rounded."""
         if scales is None:
-            total = _added(self._counterparts.gather(moved))
+            total = _added(self._peer_replicas.gather(moved))
         else:
             sizes = [entry.common.numel() for entry in some]
-            multiples = self._counterparts.gather(
+            multiples = self._peer_replicas.gather(
                 rounded(moved.double(), spread(scales, sizes), self._settings.bits)
             )
-            of_all = self._counterparts.gather(scales)
+            of_all = self._peer_replicas.gather(scales)
             total = _added(
                 [
                     multiple.double() * spread(island_scales, sizes)
                     for multiple, island_scales in zip(multiples, of_all, strict=True)
                 ]
             )
-        return (total / self._counterparts.island.count).to(moved.dtype)
+        return (total / self._peer_replicas.island.count).to(moved.dtype)
 
     def _step_range(self, kept: _Kept, gradient: Tensor) -> None:
         outer = self._settings.outer

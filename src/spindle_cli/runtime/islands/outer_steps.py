@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.islands.counterparts import Counterparts, ToldStep
 from spindle_cli.runtime.islands.outer import OuterOptimizer
+from spindle_cli.runtime.islands.peer_replicas import PeerReplicas, ToldStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class OuterSteps:
     """One rank's. `every`: after so many steps there is one."""
 
-    counterparts: Counterparts
+    peer_replicas: PeerReplicas
     outer: OuterOptimizer
     every: int
 
@@ -35,12 +35,12 @@ class OuterSteps:
 
     def teller(self, merged: Callable[[Tensor], Tensor]) -> Callable[[Sequence[Tensor]], ToldStep]:
         """What makes a step's results those of all islands, by `merged` (`ToldStep`)."""
-        return partial(ToldStep, self.counterparts, merged)
+        return partial(ToldStep, self.peer_replicas, merged)
 
     def save(self, save: Callable[[], None]) -> None:
         """Save a checkpoint of each island: the first one's last, so that where it is whole, all are."""
-        if self.counterparts.island.number > 0:
+        if self.peer_replicas.island.number > 0:
             save()
-        self.counterparts.meet()
-        if self.counterparts.island.number == 0:
+        self.peer_replicas.meet()
+        if self.peer_replicas.island.number == 0:
             save()

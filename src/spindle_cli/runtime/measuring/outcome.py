@@ -37,8 +37,8 @@ class StepOutcome:
 
     Attributes:
         step: counted from 0.
-        losses: as `LossBoard.take` gives them. `norm`, `scaling`: as `GradientCheck` has them. All are on the
-            host, and not to be looked at before the device has passed `end`.
+        losses: as `LossAccumulator.take` gives them. `norm`, `scaling`: as `GradientCheck` has them. All are
+            on the host, and not to be looked at before the device has passed `end`.
         learning_rates: that the update took, by parameter group.
         step_values: that forward passes read, by name.
         begin, end: of the step.

@@ -35,7 +35,7 @@ from spindle_cli.runtime.step.compute import (
 )
 from spindle_cli.runtime.step.data import StepBatch
 from spindle_cli.runtime.step.host_copies import HostMemory
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.runtime.step.step_end import StepEnd, rank_parts
@@ -92,7 +92,7 @@ class Executor:
         slices: Mapping[int, LocalSlice],
         exchange: Exchange,
         pool: GradientPool,
-        board: LossBoard,
+        accumulator: LossAccumulator,
         stopwatch: Stopwatch,
         train: TrainSettings,
         part: int = 0,
@@ -105,7 +105,7 @@ class Executor:
         executors of a rank. `scale`: of the losses; None: they have none.
         """
         self._scale = None if scale is None else scale.now
-        self._host = host or HostMemory(board.device)
+        self._host = host or HostMemory(accumulator.device)
         self._copies: dict[int, SliceCopies] = {}
         self._at_lengths = at_lengths
         actions = program.actions[rank]
@@ -120,10 +120,10 @@ class Executor:
         self._pool = pool
         self._part = part
         self._sums = SumStarter(actions, pool.start_sum)
-        self._board = board
+        self._accumulator = accumulator
         self._stopwatch = stopwatch
         self._seed = train.seed  # of the random numbers that several ranks draw alike
-        self._computing = partial(computing, train, board.device.type)
+        self._computing = partial(computing, train, accumulator.device.type)
         order = [
             action.slice_index
             for action in actions
@@ -261,7 +261,7 @@ class Executor:
                 assert action.slice_index is not None
                 self._backward(self._slices[action.slice_index])
             case Kind.LOSSES:
-                self._pool.start_in_turn(self._board.start_sum)
+                self._pool.start_in_turn(self._accumulator.start_sum)
             case Kind.SUM:
                 self._sums.reach(action)
             case Kind.FLAGS:
@@ -277,7 +277,7 @@ class Executor:
                 inputs.update(self._exchange.complete(edge, held, is_gradient=False, group=local.group))
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
-        stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
+        stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._accumulator.device)
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
             if watched:
@@ -293,7 +293,7 @@ class Executor:
                 forward.leave(op)
                 backward.watch(op, made)
 
-            arguments = self._board.arguments(task.name, local.samples)
+            arguments = self._accumulator.arguments(task.name, local.samples)
             copies = None
             if wired.slice.offload:
                 copies = SliceCopies(self._host, (*fields.values(), *inputs.values()))
@@ -302,7 +302,7 @@ class Executor:
         self._casts.ran(wired.index)
         self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
-            self._board.add(task.name, run.loss)
+            self._accumulator.add(task.name, run.loss)
         self._runs[wired.index] = run
 
     def _await_parameters(self, slice_index: int, op: int) -> None:
@@ -318,7 +318,7 @@ class Executor:
         if self._ends_step:
             self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
-            seed = self._board.seed(wired.task.task.name)
+            seed = self._accumulator.seed(wired.task.task.name)
             walk, copies = self._walks.pop(wired.index), self._copies.pop(wired.index, None)
             walk.begin()
             if copies is not None:

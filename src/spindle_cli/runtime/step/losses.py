@@ -41,7 +41,7 @@ class StepLosses:
         losses: of the tasks, unweighted.
         stops: a rank was asked to stop, so that all are to.
         uncounted_next: tasks of which something counts nothing in the step after.
-        memory_bytes, data_waits_s: what each rank says of itself (`LossBoard.tell`), by rank.
+        memory_bytes, data_waits_s: what each rank says of itself (`LossAccumulator.tell`), by rank.
     """
 
     losses: dict[str, float]
@@ -73,7 +73,7 @@ class CountLayout:
         return tuple(task for task, rows in self.rows.items() if 0.0 in counts[rows])
 
 
-class LossBoard:
+class LossAccumulator:
     """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; with it
     what the losses of the next step count, what each rank says of itself, and whether one of them was asked
     to stop, so that all stop after the same step.

@@ -19,9 +19,9 @@ from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.islands.island import Island
 
 
-class Counterparts:
-    """One worker's counterparts on other islands. Every call but `start_telling` waits; all are collective,
-    over counterparts alone.
+class PeerReplicas:
+    """One worker's peer replicas on other islands. Every call but `start_telling` waits; all are collective,
+    over peer replicas alone.
     """
 
     def __init__(self, island: Island, store: Store, timeout_s: float) -> None:
@@ -63,7 +63,7 @@ def _start_gather(group: ProcessGroupGloo, values: Tensor, into: list[Tensor]) -
 
 
 class Telling:
-    """Values on their way between counterparts."""
+    """Values on their way between peer replicas."""
 
     def __init__(self, work: dist.Work, values: Tensor, gathered: Sequence[Tensor]) -> None:
         """`values`: this rank's, which are held until they have been sent."""
@@ -85,12 +85,12 @@ class ToldStep:
     """
 
     def __init__(
-        self, counterparts: Counterparts, merged: Callable[[Tensor], Tensor], values: Sequence[Tensor]
+        self, peer_replicas: PeerReplicas, merged: Callable[[Tensor], Tensor], values: Sequence[Tensor]
     ) -> None:
         """`values`: float64, on the host, changed in place when they are told. `merged`: takes
         [islands, numbers].
         """
-        self._counterparts, self._values, self._merged = counterparts, tuple(values), merged
+        self._peer_replicas, self._values, self._merged = peer_replicas, tuple(values), merged
         self._telling: Telling | None = None
         self._is_told = False
 
@@ -98,7 +98,7 @@ class ToldStep:
         """Start telling what the values are now; once."""
         if self._telling is None:
             values = torch.cat([value.reshape(-1) for value in self._values])
-            self._telling = self._counterparts.start_telling(values)
+            self._telling = self._peer_replicas.start_telling(values)
 
     def has_arrived(self) -> bool:
         """Whether `finish` would not wait."""
