@@ -355,3 +355,13 @@ def test_a_task_that_small_shares_do_not_serve_stays_whole_beside_a_pipeline() -
     assert plan.predicted.iteration_s < 4.5
     assert check_plan(plan, profile) == ()
     assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.06)
+
+
+@pytest.mark.parametrize(("num_ops", "sample_s"), [(24, 0.13), (40, 0.11), (40, 0.19)])
+def test_equal_ops_are_cut_into_equal_stages(num_ops: int, sample_s: float) -> None:
+    """Of each of 8 devices an eighth of the ops, 16 times, and 7 more times until the last has begun and
+    ended; whatever floats say of an eighth.
+    """
+    profile = profile_of(cuttable("t/net", num_ops, {n: sample_s * n + 0.03 for n in (1, 2, 4, 8, 16)}))
+    plan = make_plan(profile, slow_links.apart(8, gb_per_s=5), effort=0, micro_batches={"t": 16})
+    assert plan.predicted.compute_s <= 1.001 * (16 + 7) * num_ops / 8 * (sample_s + 0.03)

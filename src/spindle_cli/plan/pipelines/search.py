@@ -36,6 +36,8 @@ LEAST_COUNTED = 24
 # By how many ops a cut is moved.
 MOVES_OF_CUTS = (-4, -2, -1, 1, 2, 4)
 URGENCIES = (0.1, 0.5, 0.8, 1.0, 1.25, 2.0, 10.0)
+# By what part of itself a share of the work may be off.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,8 @@ class Search:
         ends = list(accumulate(self._lanes.speed[lane] for lane in lanes))
 
         def lane_at(before_s: float) -> int:
-            return lanes[min(bisect_right(ends, before_s / unit_s), len(lanes) - 1)]
+            share = before_s / unit_s * (1 + ROUNDING)  # what ends where a lane does begins the next one
+            return lanes[min(bisect_right(ends, share), len(lanes) - 1)]
 
         before_s = 0.0
         assignment: list[Parts] = []
