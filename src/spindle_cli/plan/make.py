@@ -9,12 +9,12 @@ mixed/drafts.py     the same on devices of several types
 best/in_memory.py   the best inside of memory, by refine/search.py: a search over everything at once
 best/find_asked.py  the best plan of what is asked for
 best/seeds.py       where memory is short: quick plans that give up something, and the search from the best
-teams/find.py       the best of these and of plans whose parameters teams of devices share out
+replica_groups/     the best of these and of plans whose parameters replica groups of devices shard
 stages/pipelined.py the best of these and of pipelines of micro-batches
 best/otherwise.py   where nothing fits, another strategy's plan, or one that leaves nodes idle
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
-sets/choose.py where steps run some of the tasks: a plan for each set of these, by the best strategy
+sets/choose.py      where steps run some of the tasks: a plan for each set of these, by the best strategy
 weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
 sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
@@ -44,11 +44,11 @@ from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.posing import make_problem
+from spindle_cli.plan.replica_groups.find import InReplicaGroups
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.sets.choose import by_best_strategy, with_sets
 from spindle_cli.plan.stages.pipelined import in_pipelines
 from spindle_cli.plan.sums.choose import with_sums
-from spindle_cli.plan.teams.find import InTeams
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums, strategies_on
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.plan.weights.on_part import weights_on
@@ -218,8 +218,8 @@ def _found(profile: Profile, cluster: Cluster, request: Asked) -> tuple[Found | 
     def simulated_s(result: Found) -> float:
         return simulate(plan_of(profile, cluster, request.strategy, result, bounds)).iteration_s
 
-    teams = InTeams(profile, cluster, request, bound.lower_bound_s, simulated_s)
-    result = teams.or_better(find_asked(profile, cluster, request, teams.or_less_s))
+    replica_groups = InReplicaGroups(profile, cluster, request, bound.lower_bound_s, simulated_s)
+    result = replica_groups.or_better(find_asked(profile, cluster, request, replica_groups.or_less_s))
     if _may_pipeline(request):
         cut = request.micro_batches
         result = in_pipelines(profile, cluster, result, bounds.any_cut.work_or_chain_s, simulated_s, cut)

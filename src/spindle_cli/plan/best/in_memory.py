@@ -90,8 +90,8 @@ def searched_over_everything(problem: Problem, begins: Sequence[Judged], effort:
     """
     from spindle_cli.plan.refine.search import refined
 
-    found = refined(problem, begins, effort)
-    return found and replace(found, strategy="spindle")
+    shorter = refined(problem, begins, effort)
+    return shorter and replace(shorter, strategy="spindle")
 
 
 def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool:

@@ -313,7 +313,7 @@ class _Collectives:
             group = self._groups[collective.group]
             adding = group.slices
             last_s = max(backward.end_s[index] for index in adding)
-            # what teams have summed is there when their whole passes are through
+            # what replica groups have summed is there when their whole passes are through
             complete_s = last_s if group.replica_groups else self._complete_s(collective, backward)
             time_s = max([complete_s, *self._through_s(adding, complete_s, backward)])
             ready_s = time_s

@@ -1,4 +1,4 @@
-"""What is left out where plans of teams are faster, or another kind of plan is."""
+"""What is left out where plans of replica groups are faster, or another kind of plan is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from math import inf
 import pytest
 
 from helpers.plans import cluster_of
-from plan.test_teams import NOTHING, net, sharing
+from plan.test_replica_groups import NOTHING, net, sharing
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.teams.find import TEAMS_FIRST, InTeams
-from spindle_cli.plan.teams.planner import TeamsPlanner
+from spindle_cli.plan.replica_groups.find import REPLICA_GROUPS_FIRST, InReplicaGroups
+from spindle_cli.plan.replica_groups.planner import ReplicaGroupsPlanner
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import MIB
 
@@ -36,8 +36,8 @@ def keeping(name: str, activation_mib: int) -> MetaOpProfile:
 
 
 @cache
-def without_teams() -> Found:
-    """A plan that no team shares out."""
+def without_replica_groups() -> Found:
+    """A plan that no replica group shares out."""
     found = find_asked(two_nets(), SHORT, Asked())
     assert found is not None
     return found
@@ -45,15 +45,15 @@ def without_teams() -> Found:
 
 def taking(seconds: float) -> Found:
     """A plan that is predicted to take so long."""
-    found = without_teams()
+    found = without_replica_groups()
     return replace(
         found, best=replace(found.best, prediction=replace(found.best.prediction, iteration_s=seconds))
     )
 
 
-def in_teams(
+def in_replica_groups(
     monkeypatch: pytest.MonkeyPatch, simulated_s: dict[float, float], planned_s: list[float | None]
-) -> tuple[InTeams, list[float]]:
+) -> tuple[InReplicaGroups, list[float]]:
     """Whose planners find plans that are predicted to take so long, one after another, and what they were
     asked to beat.
 
@@ -67,54 +67,61 @@ def in_teams(
         asked.append(than_s)
         return next(plans)
 
-    monkeypatch.setattr(TeamsPlanner, "planned", planned)
-    monkeypatch.setattr(TeamsPlanner, "lower_bound_s", 1.0)
+    monkeypatch.setattr(ReplicaGroupsPlanner, "planned", planned)
+    monkeypatch.setattr(ReplicaGroupsPlanner, "lower_bound_s", 1.0)
     monkeypatch.setattr(
-        "spindle_cli.plan.teams.find._planners", lambda *_: [object.__new__(TeamsPlanner)] * 2
+        "spindle_cli.plan.replica_groups.find._planners",
+        lambda *_: [object.__new__(ReplicaGroupsPlanner)] * 2,
     )
 
     def of(found: Found) -> float:
         return simulated_s[found.best.prediction.iteration_s]
 
-    return InTeams(two_nets(), SHORT, Asked(), 5.0, of), asked
+    return InReplicaGroups(two_nets(), SHORT, Asked(), 5.0, of), asked
 
 
-def test_teams_are_as_fast_as_the_later_of_prediction_and_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    teams, asked = in_teams(monkeypatch, {10.0: 12.0, 11.0: 11.5}, [10.0, 11.0])
-    assert teams.or_less_s(inf) == 11.5
+def test_replica_groups_are_as_fast_as_the_later_of_prediction_and_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica_groups, asked = in_replica_groups(monkeypatch, {10.0: 12.0, 11.0: 11.5}, [10.0, 11.0])
+    assert replica_groups.or_less_s(inf) == 11.5
     assert asked == [inf, 12.0]
-    assert teams.or_less_s(11.4) == 11.4
-    found = teams.or_better(None)
+    assert replica_groups.or_less_s(11.4) == 11.4
+    found = replica_groups.or_better(None)
     assert found is not None and found.best.prediction.iteration_s == 11.0
     assert len(asked) == 2  # made once
 
 
-def test_of_teams_no_more_is_asked_than_to_be_faster_than_what_was_known(
+def test_of_replica_groups_no_more_is_asked_than_to_be_faster_than_what_was_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    teams, asked = in_teams(monkeypatch, {}, [None, None])
-    assert teams.or_less_s(20.0) == 20.0
+    replica_groups, asked = in_replica_groups(monkeypatch, {}, [None, None])
+    assert replica_groups.or_less_s(20.0) == 20.0
     assert asked == [20.0, 20.0]
-    assert teams.or_better(None) is None
+    assert replica_groups.or_better(None) is None
 
 
-def test_teams_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    teams, asked = in_teams(monkeypatch, {}, [])
-    monkeypatch.setattr(TeamsPlanner, "lower_bound_s", 6.0)
-    assert teams.or_less_s(6.0) == 6.0
+def test_replica_groups_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica_groups, asked = in_replica_groups(monkeypatch, {}, [])
+    monkeypatch.setattr(ReplicaGroupsPlanner, "lower_bound_s", 6.0)
+    assert replica_groups.or_less_s(6.0) == 6.0
     assert asked == []
 
 
 @pytest.mark.parametrize(
-    ("known_s", "teams_s"),
-    [(5.0 * TEAMS_FIRST, 5.0 * TEAMS_FIRST), (5.0 * TEAMS_FIRST + 0.01, 5.2), (inf, 5.2)],
+    ("known_s", "replica_groups_s"),
+    [
+        (5.0 * REPLICA_GROUPS_FIRST, 5.0 * REPLICA_GROUPS_FIRST),
+        (5.0 * REPLICA_GROUPS_FIRST + 0.01, 5.2),
+        (inf, 5.2),
+    ],
 )
-def test_teams_are_planned_before_others_where_these_are_far_from_the_bound(
-    monkeypatch: pytest.MonkeyPatch, known_s: float, teams_s: float
+def test_replica_groups_are_planned_before_others_where_these_are_far_from_the_bound(
+    monkeypatch: pytest.MonkeyPatch, known_s: float, replica_groups_s: float
 ) -> None:
-    teams, _ = in_teams(monkeypatch, {5.2: 5.2, 5.3: 5.3}, [5.2, None])
-    assert teams.or_less_s(known_s) == teams_s
-    found = teams.or_better(replace(taking(5.3), is_short=True))
+    replica_groups, _ = in_replica_groups(monkeypatch, {5.2: 5.2, 5.3: 5.3}, [5.2, None])
+    assert replica_groups.or_less_s(known_s) == replica_groups_s
+    found = replica_groups.or_better(replace(taking(5.3), is_short=True))
     assert found is not None and found.best.prediction.iteration_s == 5.2
 
 
@@ -122,25 +129,29 @@ def test_teams_are_planned_before_others_where_these_are_far_from_the_bound(
     ("predicted_s", "simulated_s", "is_taken"),
     [(10.0, 10.9, True), (10.0, 11.0, False), (12.0, 10.0, False), (10.9, 9.0, True)],
 )
-def test_teams_are_taken_where_they_are_faster_by_prediction_and_by_simulation(
+def test_replica_groups_are_taken_where_they_are_faster_by_prediction_and_by_simulation(
     monkeypatch: pytest.MonkeyPatch, predicted_s: float, simulated_s: float, *, is_taken: bool
 ) -> None:
     other = replace(taking(11.0), is_short=True)
-    teams, _ = in_teams(monkeypatch, {predicted_s: simulated_s, 11.0: 11.0}, [predicted_s, None])
-    assert (teams.or_better(other) is not other) is is_taken
+    replica_groups, _ = in_replica_groups(
+        monkeypatch, {predicted_s: simulated_s, 11.0: 11.0}, [predicted_s, None]
+    )
+    assert (replica_groups.or_better(other) is not other) is is_taken
 
 
-def test_no_teams_are_planned_where_memory_is_ample_or_something_else_is_asked_for(
+def test_no_replica_groups_are_planned_where_memory_is_ample_or_something_else_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("nothing asks for teams")
+        raise AssertionError("nothing asks for replica groups")
 
-    monkeypatch.setattr(TeamsPlanner, "planned", refuse)
+    monkeypatch.setattr(ReplicaGroupsPlanner, "planned", refuse)
     assert make_plan(two_nets(), cluster_of(4, memory_gib=64)).predicted.iteration_s > 0
-    teams = InTeams(two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0)
-    assert teams.or_less_s(3.0) == 3.0
-    assert teams.or_better(None) is None
+    replica_groups = InReplicaGroups(
+        two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0
+    )
+    assert replica_groups.or_less_s(3.0) == 3.0
+    assert replica_groups.or_better(None) is None
 
 
 def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
@@ -163,22 +174,24 @@ def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_l
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("activation_mib", "memory_gib", "is_of_teams", "recomputes"),
+    ("activation_mib", "memory_gib", "is_of_replica_groups", "recomputes"),
     [(300, 1.5, True, False), (300, 1.0, True, True), (500, 0.5, False, True)],
 )
-def test_leaving_out_what_teams_beat_changes_no_plan(
+def test_leaving_out_what_replica_groups_beat_changes_no_plan(
     monkeypatch: pytest.MonkeyPatch,
     activation_mib: int,
     memory_gib: float,
     *,
-    is_of_teams: bool,
+    is_of_replica_groups: bool,
     recomputes: bool,
 ) -> None:
-    """Neither where teams win nor where another kind of plan does; something recomputes in either."""
+    """Neither where replica groups win nor where another kind of plan does; something recomputes in
+    either.
+    """
     profile = sharing(*(keeping(f"{task}/net", activation_mib) for task in "ab"))
     cluster = cluster_of(4, memory_gib=memory_gib)
     plan = make_plan(profile, cluster)
-    assert any("teams of 2" in note for note in plan.notes) is is_of_teams
+    assert any("replica groups of 2" in note for note in plan.notes) is is_of_replica_groups
     assert any("recomputed" in note for note in plan.notes) is recomputes
-    monkeypatch.setattr(InTeams, "or_less_s", lambda _, known_s: known_s)
+    monkeypatch.setattr(InReplicaGroups, "or_less_s", lambda _, known_s: known_s)
     assert make_plan(profile, cluster).slices == plan.slices

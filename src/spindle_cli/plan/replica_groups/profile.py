@@ -1,7 +1,7 @@
-"""What a team's devices take together, as a profile in which the team is one device.
+"""What a replica group's devices take together, as a profile in which the replica group is one device.
 
-All parameters are shared out by the team, so that MetaOps which have any run on all of its devices, in shares
-as equal as can be; others on as many of them as are fastest.
+All parameters are shared out by the replica group, so that MetaOps which have any run on all of its devices,
+in shares as equal as can be; others on as many of them as are fastest.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.sharding import keys_with_parameters
 from spindle_cli.plan.cutting.on_all import key_of, longer_on
-from spindle_cli.plan.teams.cluster import Team
+from spindle_cli.plan.replica_groups.cluster import ReplicaGroup
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
 
-# Over so many more sets of devices a device sums and gathers than a team's does: inside of its team, and with
-# the teams that hold the same, and for flags, which differs by component.
+# Over so many more sets of devices a device sums and gathers than a replica group's does: inside of its
+# replica group, and with the replica groups that hold the same, and for flags, which differs by component.
 COMMUNICATORS = 4
 
 
 class Way(NamedTuple):
-    """How a MetaOp runs on a team: on how many of its devices, and what one op takes there without gathers
-    and scatters.
+    """How a MetaOp runs on a replica group: on how many of its devices, and what one op takes there without
+    gathers and scatters.
     """
 
     dp: int
@@ -35,13 +35,13 @@ class Way(NamedTuple):
 
 
 def shared_out(profile: Profile) -> dict[str, Sharding]:
-    """By key, what teams share out: all parameters."""
+    """By key, what replica groups share out: all parameters."""
     return dict.fromkeys(keys_with_parameters(profile), Sharding.PARAMETERS)
 
 
 def beside_bytes(profile: Profile, cluster: Cluster) -> float:
-    """How much of each device's memory comes on top of a team's plan as one device: room to gather the
-    parameters of two ops, the gradients of two that are being scattered, and communicators.
+    """How much of each device's memory comes on top of a replica group's plan as one device: room to gather
+    the parameters of two ops, the gradients of two that are being scattered, and communicators.
     """
     largest = max(
         metaop.param_bytes_per_op + extra
@@ -66,7 +66,9 @@ def _communicators_bytes(cluster: Cluster) -> int:
 
 
 def way_on(metaop: MetaOpProfile, size: int, sharding: ShardingOf) -> Way | None:
-    """How a MetaOp runs on a team of `size` devices; None: it cannot, or nothing is known of such shares."""
+    """How a MetaOp runs on a replica group of `size` devices; None: it cannot, or nothing is known of such
+    shares.
+    """
     samples = metaop.batch_size
     if key_of(metaop) in sharding:
         op = _seconds(metaop, size) if samples >= size else None
@@ -86,16 +88,17 @@ def _seconds(metaop: MetaOpProfile, dp: int) -> OpSeconds | None:
     return None
 
 
-def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
-    """The profile of devices that are as fast as teams, each of its kind; None: a MetaOp cannot run on one.
+def on_replica_groups(profile: Profile, replica_groups: Sequence[ReplicaGroup]) -> Profile | None:
+    """The profile of devices that are as fast as replica groups, each of its kind; None: a MetaOp cannot run
+    on one.
 
     Args:
-        profile: with what teams share out; of whole batches or of micro-batches.
-        teams: as `cluster_of` has them.
+        profile: with what replica groups share out; of whole batches or of micro-batches.
+        replica_groups: as `cluster_of` has them.
     """
-    profile = profile.weighted(())  # those of a team, of one type, have equal parts
-    kinds = {team.kind: team for team in teams}
-    seen = {kind: _on_kind(profile, team) for kind, team in kinds.items()}
+    profile = profile.weighted(())  # those of a replica group, of one type, have equal parts
+    kinds = {replica_group.kind: replica_group for replica_group in replica_groups}
+    seen = {kind: _on_kind(profile, replica_group) for kind, replica_group in kinds.items()}
     on_kinds = {kind: of_kind for kind, of_kind in seen.items() if of_kind is not None}
     if len(on_kinds) < len(seen):
         return None
@@ -103,7 +106,7 @@ def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
         _of_kinds(metaop, {kind: of_kind[place] for kind, of_kind in on_kinds.items()})
         for place, metaop in enumerate(profile.metaops)
     ]
-    least = min(team.size for team in teams)
+    least = min(replica_group.size for replica_group in replica_groups)
     update = {"optimizer_s_per_byte": profile.optimizer_s_per_byte / least, "devices": ()}
     if len(kinds) > 1:
         devices = tuple(profile.device.model_copy(update={"type": kind}) for kind in kinds)
@@ -112,7 +115,7 @@ def on_teams(profile: Profile, teams: Sequence[Team]) -> Profile | None:
 
 
 class _Together(NamedTuple):
-    """What a MetaOp takes of all devices of a team.
+    """What a MetaOp takes of all devices of a replica group.
 
     Attributes:
         dp: how many have a share.
@@ -125,16 +128,16 @@ class _Together(NamedTuple):
     ratio: float
 
 
-def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
-    seen = seen_on(profile, team.cluster)
+def _on_kind(profile: Profile, replica_group: ReplicaGroup) -> list[_Together] | None:
+    seen = seen_on(profile, replica_group.cluster)
     reached = reached_by_gradients(profile.metaops)
     on_kind = []
     for metaop in seen.metaops:
-        way = way_on(metaop, team.size, profile.sharding)
+        way = way_on(metaop, replica_group.size, profile.sharding)
         if way is None:
             return None
         point = point_of_share(way.dp, 1, way.op)
-        longer = longer_on(metaop, point, team.cluster, profile, is_reached=reached[metaop.name])
+        longer = longer_on(metaop, point, replica_group.cluster, profile, is_reached=reached[metaop.name])
         forward_s, backward_s = (pass_s / metaop.num_ops for pass_s in longer)
         ratio = way.dp * -(-metaop.batch_size // way.dp) / metaop.batch_size
         on_kind.append(_Together(point.forward_s + forward_s, point.backward_s + backward_s, way.dp, ratio))
@@ -142,21 +145,24 @@ def _on_kind(profile: Profile, team: Team) -> list[_Together] | None:
 
 
 def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfile:
-    """The MetaOp with one allocation on a team of each kind, and memory as of all devices of one: of several
-    kinds what is fixed as of the smallest, as plans are judged by the real account in any case.
+    """The MetaOp with one allocation on a replica group of each kind, and memory as of all devices of one: of
+    several kinds what is fixed as of the smallest, as plans are judged by the real account in any case.
     """
     curve = tuple(
         CurvePoint(
             num_devices=1,
             dp=1,
-            forward_s=on_team.forward_s,
-            backward_s=on_team.backward_s,
+            forward_s=on_replica_group.forward_s,
+            backward_s=on_replica_group.backward_s,
             source="fitted",
             device=kind if len(on) > 1 else None,
         )
-        for kind, on_team in on.items()
+        for kind, on_replica_group in on.items()
     )
-    dp, ratio = min(on_team.dp for on_team in on.values()), min(on_team.ratio for on_team in on.values())
+    dp, ratio = (
+        min(on_replica_group.dp for on_replica_group in on.values()),
+        min(on_replica_group.ratio for on_replica_group in on.values()),
+    )
     return metaop.model_copy(
         update={
             "curve": curve,

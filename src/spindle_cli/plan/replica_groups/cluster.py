@@ -1,6 +1,7 @@
-"""A cluster whose devices are teams: each stands for all of one, with their memory and links together.
+"""A cluster whose devices are replica groups: each stands for all of one, with their memory and links
+together.
 
-What such a device holds whole, its team shares out.
+What such a device holds whole, its replica group shares out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from spindle_cli.units import GIB
 
 
 @dataclass(frozen=True)
-class Team:
+class ReplicaGroup:
     """Devices of one type that share out parameters among themselves.
 
     Attributes:
@@ -34,7 +35,7 @@ class Team:
 
     @property
     def kind(self) -> str:
-        """What teams of as many devices of the same type have alike."""
+        """What replica groups of as many devices of the same type have alike."""
         return f"{self.cluster.device_type}-x{self.size}"
 
     @property
@@ -43,17 +44,17 @@ class Team:
         return sum(self.cluster.cards_of_node)
 
 
-def teams_of(cluster: Cluster, sizes: Sequence[int]) -> tuple[Team, ...]:
-    """Teams of so many devices, one behind the other. All devices of one are of the same type."""
+def replica_groups_of(cluster: Cluster, sizes: Sequence[int]) -> tuple[ReplicaGroup, ...]:
+    """Replica groups of so many devices, one behind the other. All devices of one are of the same type."""
     ends = accumulate(sizes, initial=0)
-    return tuple(_team(cluster, range(first, end)) for first, end in pairwise(ends))
+    return tuple(_replica_group(cluster, range(first, end)) for first, end in pairwise(ends))
 
 
-def _team(cluster: Cluster, devices: range) -> Team:
+def _replica_group(cluster: Cluster, devices: range) -> ReplicaGroup:
     group_of_node = [group for group in cluster.nodes for _ in range(group.count)]
     on_node = Counter(cluster.node_of[device] for device in devices)
     nodes = tuple(_with_devices(group_of_node[node], count) for node, count in on_node.items())
-    return Team(tuple(devices), cluster.changed(nodes=nodes, links=cluster.links_among(on_node)))
+    return ReplicaGroup(tuple(devices), cluster.changed(nodes=nodes, links=cluster.links_among(on_node)))
 
 
 def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
@@ -63,25 +64,28 @@ def _with_devices(group: NodeGroup, count: int) -> NodeGroup:
     return group.model_copy(update=update)
 
 
-def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.0) -> Cluster:
-    """One device for each team, a node by itself, with what plans may take of all its devices; links as
-    fast as those of all devices of the smaller team at once.
+def cluster_of(
+    replica_groups: Sequence[ReplicaGroup], cluster: Cluster, beside_bytes: float = 0.0
+) -> Cluster:
+    """One device for each replica group, a node by itself, with what plans may take of all its devices; links
+    as fast as those of all devices of the smaller replica group at once.
 
     Args:
-        teams: those of one kind one behind the other. Of a kind by itself a team is a type of device.
+        replica_groups: those of one kind one behind the other. Of a kind by itself a replica group is a type
+            of device.
         beside_bytes: of each device's memory, what is left free.
     """
-    kinds = {team.kind: team for team in teams}
-    counts = Counter(team.kind for team in teams)
+    kinds = {replica_group.kind: replica_group for replica_group in replica_groups}
+    counts = Counter(replica_group.kind for replica_group in replica_groups)
     nodes = tuple(
         NodeGroup(
             count=counts[kind],
             devices=1,
-            device=kind if len(kinds) > 1 else team.cluster.device_type,
-            memory_gib=min(MAX_MEMORY_GIB, sum(_memory_bytes(team, beside_bytes)) / GIB),
-            reserve_gib=sum(team.cluster.reserve_bytes) / GIB,
+            device=kind if len(kinds) > 1 else replica_group.cluster.device_type,
+            memory_gib=min(MAX_MEMORY_GIB, sum(_memory_bytes(replica_group, beside_bytes)) / GIB),
+            reserve_gib=sum(replica_group.cluster.reserve_bytes) / GIB,
         )
-        for kind, team in kinds.items()
+        for kind, replica_group in kinds.items()
     )
     pairs = tuple(
         BetweenLink(groups=pair, **_link(pair, kinds, cluster).model_dump())
@@ -90,22 +94,24 @@ def cluster_of(teams: Sequence[Team], cluster: Cluster, beside_bytes: float = 0.
     least = min(kinds, key=lambda kind: kinds[kind].num_cards)
     link = _link((least, least), kinds, cluster)
     links = Links(intra_node=link, inter_node=link, between=pairs)
-    return Cluster(name=f"{cluster.name}, teams", nodes=nodes, links=links, backend=cluster.talks_by)
+    return Cluster(name=f"{cluster.name}, replica groups", nodes=nodes, links=links, backend=cluster.talks_by)
 
 
-def _memory_bytes(team: Team, beside_bytes: float) -> Iterator[float]:
-    """The memory that each device of a team has for the plan: without what comes on top of it."""
-    for memory, reserve in zip(team.cluster.fill_bytes, team.cluster.reserve_bytes, strict=True):
+def _memory_bytes(replica_group: ReplicaGroup, beside_bytes: float) -> Iterator[float]:
+    """The memory that each device of a replica group has for the plan: without what comes on top of it."""
+    for memory, reserve in zip(
+        replica_group.cluster.fill_bytes, replica_group.cluster.reserve_bytes, strict=True
+    ):
         yield max(reserve + 1.0, memory - beside_bytes)
 
 
-def _link(pair: tuple[str, str], kinds: dict[str, Team], cluster: Cluster) -> Link:
-    """Between teams of two kinds: as many links side by side as the smaller has, each with an equal part of
-    every message.
+def _link(pair: tuple[str, str], kinds: dict[str, ReplicaGroup], cluster: Cluster) -> Link:
+    """Between replica groups of two kinds: as many links side by side as the smaller has, each with an equal
+    part of every message.
     """
     first, second = (kinds[kind] for kind in pair)
     links = cluster.links_among(
-        cluster.node_of[device] for team in (first, second) for device in team.devices
+        cluster.node_of[device] for replica_group in (first, second) for device in replica_group.devices
     )
     if cluster.is_inside_node(range(cluster.num_devices)):
         return side_by_side(links.intra_node, min(first.size, second.size))
