@@ -39,8 +39,8 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.placement import place_in_sequence
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Point, make_point
-from spindle_cli.plan.schedule import Draft, UnplacedSlice
-from spindle_cli.plan.search.judge import measure
+from spindle_cli.plan.schedule import Candidate, UnplacedSlice
+from spindle_cli.plan.search.evaluate import measure
 from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
@@ -236,10 +236,10 @@ def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> f
         UnplacedSlice(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
         for piece in plan.slices
     )
-    placed = place_in_sequence(problem, Draft("in sequence", pieces))
-    judged = measure(problem, "in sequence", exact_slices(problem, placed))
-    assert judged is not None, "everything fits so much memory"
-    return judged.prediction.transfer_s
+    placed = place_in_sequence(problem, Candidate("in sequence", pieces))
+    evaluated = measure(problem, "in sequence", exact_slices(problem, placed))
+    assert evaluated is not None, "everything fits so much memory"
+    return evaluated.prediction.transfer_s
 
 
 def point_of(plan: Plan, piece: Slice) -> Point:

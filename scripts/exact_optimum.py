@@ -31,11 +31,11 @@ from random_profiles import random_profile
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.plan.best.posed import PosedProblem, ProblemPoser
 from spindle_cli.plan.bound.pricing import column_of
-from spindle_cli.plan.mixed.drafts import BASE_JOBS
+from spindle_cli.plan.mixed.candidates import BASE_JOBS
 from spindle_cli.plan.mixed.search import search as search_on_types
 from spindle_cli.plan.problem import Node, Point, Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import best_of
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import best_of
 from spindle_cli.plan.search.listing import Timed, to_pieces
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.mixed.seen import seen_on
@@ -67,8 +67,8 @@ def main() -> None:
     assert plan is not None, "memory is ample"
     question, points = question_of(posed, arguments.pieces, arguments.allocations)
     jobs = answer(question, arguments.seconds, arguments.workers)
-    draft = draft_of(posed.problem, jobs, points)
-    placed = [judged for judged in best_of(posed.problem, [draft]) if judged is not None]
+    candidate = candidate_of(posed.problem, jobs, points)
+    placed = [evaluated for evaluated in best_of(posed.problem, [candidate]) if evaluated is not None]
     print(
         json.dumps(
             {
@@ -78,7 +78,7 @@ def main() -> None:
                 "plan_compute_s": plan.prediction.compute_s,
                 "plan_iteration_s": plan.prediction.iteration_s,
                 "searched_compute_s": question.start_end_s,
-                "exact_compute_s": draft.end_s,
+                "exact_compute_s": candidate.end_s,
                 "exact_iteration_s": placed[0].prediction.iteration_s if placed else None,
             }
         )
@@ -141,20 +141,20 @@ def _shortest(posed: PosedProblem) -> Sequence[Timed]:
         for mixes in (False, True):
             found += search_on_types(posed.problem, posed.bound, BASE_JOBS * 4, EFFORT, mixes=mixes)
     else:
-        for drafts in spindle(posed.problem, posed.bound, EFFORT):
-            found += [_timed(posed.problem, draft) for draft in drafts]
+        for candidates in spindle(posed.problem, posed.bound, EFFORT):
+            found += [_timed(posed.problem, candidate) for candidate in candidates]
     return min(found, key=lambda timed: max(end_s for _, _, end_s in timed))
 
 
-def _timed(problem: Problem, draft: Draft) -> list[Timed]:
-    """A draft's pieces as jobs."""
+def _timed(problem: Problem, candidate: Candidate) -> list[Timed]:
+    """A candidate's pieces as jobs."""
     return [
         (
             (piece.node, problem.nodes[piece.node].points.index(piece.point), piece.num_ops),
             piece.start_s,
             piece.end_s,
         )
-        for piece in draft.pieces
+        for piece in candidate.pieces
     ]
 
 
@@ -182,7 +182,7 @@ def _cut(problem: Problem, timed: Sequence[Timed], pieces: int) -> Iterator[Time
             yield (node, point, count), start_s + first * op_s, start_s + (first + count) * op_s
 
 
-def draft_of(problem: Problem, jobs: Sequence[Job], points: Sequence[Sequence[Point]]) -> Draft:
+def candidate_of(problem: Problem, jobs: Sequence[Job], points: Sequence[Sequence[Point]]) -> Candidate:
     """A schedule for the placement; jobs on one allocation with hardly a gap between them become one."""
     timed: list[Timed] = []
     hardly_s = max(job.start_s for job in jobs) * HARDLY
@@ -194,7 +194,7 @@ def draft_of(problem: Problem, jobs: Sequence[Job], points: Sequence[Sequence[Po
             (_, _, num_ops), start_s, _ = timed.pop()
             own = (*own[:2], own[2] + num_ops)
         timed.append((own, start_s, start_s + own[2] * point.op_s))
-    return Draft("spindle", to_pieces(problem, timed))
+    return Candidate("spindle", to_pieces(problem, timed))
 
 
 if __name__ == "__main__":

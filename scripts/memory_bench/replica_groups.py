@@ -5,14 +5,14 @@ from __future__ import annotations
 from spindle_cli.account.types import Pass
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardWeights
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile
 
@@ -43,14 +43,14 @@ def by_two_replica_groups(profile: Profile, cluster: Cluster, weights: ShardWeig
     points = {node.metaop.name: {(each.dp, each.tp) for each in node.points} for node in problem.nodes}
     if any((piece.dp, piece.tp) not in points[piece.metaop] for piece in slices):
         return None
-    judged = measure_as_they_are(problem, "sequential", timed(problem, slices, order))
-    if judged is None:
+    evaluated = measure_as_they_are(problem, "sequential", timed(problem, slices, order))
+    if evaluated is None:
         return None
     bounds = Bounds(
         lower_bound(make_problem(profile, cluster)).lower_bound_s,
         AnyCut(profile, cluster),
     )
-    found = Found(judged, is_short=True, sharding=shared_out.sharding)
+    found = PlanResult(evaluated, is_short=True, sharding=shared_out.sharding)
     return plan_of(profile.weighted(weights), cluster, "sequential", found, bounds)
 
 

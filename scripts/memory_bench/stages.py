@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.account.types import Pass
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
@@ -12,7 +12,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile
 
@@ -44,11 +44,11 @@ def in_two_stages(profile: Profile, cluster: Cluster) -> Plan | None:
                 order += [Pass(index, is_backward=False) for index in own]
             if number:
                 order += [Pass(index - len(pieces), is_backward=True) for index in reversed(own)]
-    judged = measure_as_they_are(cut.all, "sequential", timed(cut.all, slices, order))
-    if judged is None:
+    evaluated = measure_as_they_are(cut.all, "sequential", timed(cut.all, slices, order))
+    if evaluated is None:
         return None
     bounds = Bounds(
         lower_bound(make_problem(profile, cluster)).lower_bound_s,
         AnyCut(profile, cluster),
     )
-    return plan_of(profile, cluster, "sequential", Found(judged, is_short=False, cut=cut), bounds)
+    return plan_of(profile, cluster, "sequential", PlanResult(evaluated, is_short=False, cut=cut), bounds)

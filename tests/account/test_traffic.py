@@ -95,14 +95,16 @@ def test_all_wait_for_the_sum_of_the_losses_where_backward_passes_do_not_hide_it
 
 
 @pytest.mark.parametrize(("clips", "scales"), [(True, False), (False, True)])
-def test_drafts_and_plans_in_turn_sum_what_the_plan_does_before_the_update(clips: bool, scales: bool) -> None:
+def test_candidates_and_plans_in_turn_sum_what_the_plan_does_before_the_update(
+    clips: bool, scales: bool
+) -> None:
     net = metaop_of("a/m", 1, {2: 1.0})
     training = {"clips_gradients": clips, "scales_losses": scales}
     profile = profile_of(net).model_copy(update=training)
     plan = plan_of(profile, cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]])
-    draft = placed_slices(make_problem(profile, plan.cluster), plan.slices)
-    jointly = replace(draft, joint=joint_of([plan.slices, plan.slices], plan.by_name))
-    for each in (plan, draft, *plans_in_turn(jointly)):
+    candidate = placed_slices(make_problem(profile, plan.cluster), plan.slices)
+    jointly = replace(candidate, joint=joint_of([plan.slices, plan.slices], plan.by_name))
+    for each in (plan, candidate, *plans_in_turn(jointly)):
         assert (each.clips_gradients, each.scales_losses) == (clips, scales)
         norms = [found for found in traffic_of(each).collectives if found.kind is Collective.NORM]
         assert [(norm.devices, norm.num_bytes) for norm in norms] == [((0, 1), 8)]

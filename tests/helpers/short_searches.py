@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from spindle_cli.plan.mixed import drafts as on_types
-from spindle_cli.plan.pipelines import drafts
+from spindle_cli.plan.mixed import candidates as on_types
+from spindle_cli.plan.pipelines import candidates
 from spindle_cli.plan.refine import search
 from spindle_cli.plan.strategies import spindle
 
 SHARE = 4
-PIPELINES, ON_TYPES = drafts.BASE_PASSES, on_types.BASE_JOBS
+PIPELINES, ON_TYPES = candidates.BASE_PASSES, on_types.BASE_JOBS
 EVERYTHING = search.PASSES
 DRAFTS = spindle.SHORTEST
 
@@ -23,7 +23,7 @@ DRAFTS = spindle.SHORTEST
 @pytest.fixture(scope="module", autouse=True)
 def short_searches() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafts, "BASE_PASSES", PIPELINES // SHARE)
+        patch.setattr(candidates, "BASE_PASSES", PIPELINES // SHARE)
         patch.setattr(on_types, "BASE_JOBS", ON_TYPES // SHARE)
         patch.setattr(spindle, "SHORTEST", DRAFTS // SHARE)
         patch.setattr(search, "PASSES", EVERYTHING // SHARE)
@@ -33,7 +33,7 @@ def short_searches() -> Iterator[None]:
 @pytest.fixture
 def whole_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one test: as long as for users."""
-    monkeypatch.setattr(drafts, "BASE_PASSES", PIPELINES)
+    monkeypatch.setattr(candidates, "BASE_PASSES", PIPELINES)
     monkeypatch.setattr(on_types, "BASE_JOBS", ON_TYPES)
     monkeypatch.setattr(spindle, "SHORTEST", DRAFTS)
     monkeypatch.setattr(search, "PASSES", EVERYTHING)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.evaluate import RECOMPUTING, SLICE_COST
 from spindle_cli.plan.refine.search import Search
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 
 
-def estimated(problem: Problem, begun: Judged) -> tuple[float, list[float]]:
+def estimated(problem: Problem, begun: EvaluatedCandidate) -> tuple[float, list[float]]:
     """Give the seconds of an iteration, and for each device its estimated bytes over those of the account;
     what it has in host memory is as many bytes.
     """

@@ -19,7 +19,7 @@ from spindle_cli.plan.best import find
 from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.best.micro_batches import alike_micro_batches, in_micro_batches
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum
@@ -163,8 +163,8 @@ def test_a_plan_whose_passes_do_not_fit_apart_gives_way_to_one_of_equal_shares(
             assert plan.predicted.compute_s == pytest.approx(4 * 1.2, rel=1e-6)
 
 
-def _slower(_: object, judged: Judged) -> Judged:
-    return replace(judged, prediction=replace(judged.prediction, iteration_s=100.0))
+def _slower(_: object, evaluated: EvaluatedCandidate) -> EvaluatedCandidate:
+    return replace(evaluated, prediction=replace(evaluated.prediction, iteration_s=100.0))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drafts import draft_of, predicted, problem_of
+from candidates import candidate_of, predicted, problem_of
 from slow_links import apart
 
 from helpers.plans import cluster_of, metaop_of
@@ -70,8 +70,10 @@ def test_a_sum_beside_a_gradient_message_takes_as_much_longer(
         metaop_of("c/m", 1, {1: 3.0}, parameters="p", param_bytes_per_op=sum_bytes),
         metaop_of("d/m", 1, {1: 3.0}, parameters="p", param_bytes_per_op=sum_bytes),
     )
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0))
-    prediction = predicted(problem, Placed(draft, ((0,), (0,), (1,), (1,))), 9.0)
+    candidate = candidate_of(
+        problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0,), (0,), (1,), (1,))), 9.0)
     assert prediction.transfer_s == pytest.approx(2.0)
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
@@ -90,7 +92,9 @@ def test_a_gather_beside_a_message_takes_as_much_longer(num_nodes: int, added_s:
         metaop_of("d/m", 1, {1: 3.0}, parameters="p", param_bytes_per_op=3 * 10**9),
         optimizer_state_sharded=True,
     )
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0))
-    prediction = predicted(problem, Placed(draft, ((0,), (0,), (1,), (1,))), 12.0)
+    candidate = candidate_of(
+        problem, (0, 0, 1, 1, 0.0), (2, 0, 1, 1, 3.0), (1, 0, 1, 1, 3.0), (3, 0, 1, 1, 6.0)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0,), (0,), (1,), (1,))), 12.0)
     assert prediction.transfer_s == 0.0
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from drafts import draft_of, problem_of
+from candidates import candidate_of, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,8 +19,8 @@ NUM_DEVICES = PER_NODE * NODES
 
 def placing() -> _Placing:
     problem = problem_of(cluster_of(NUM_DEVICES, devices_per_node=PER_NODE), metaop_of("a/m", 1, {1: 1.0}))
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0))
-    return _Placing(problem, draft, PlacementWeights(), Usage([10**12] * NUM_DEVICES))
+    candidate = candidate_of(problem, (0, 0, 1, 1, 0.0))
+    return _Placing(problem, candidate, PlacementWeights(), Usage([10**12] * NUM_DEVICES))
 
 
 def by_the_rule(free: Sequence[int], num_devices: int, tp: int, value: Mapping[int, float]) -> list[int]:

@@ -8,15 +8,15 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.nodes import BetweenLink, Link, Links
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.idle_nodes import on_best_part, parts_that_could_be_faster
 from spindle_cli.plan.best.parts import parts_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, whole_slice
-from spindle_cli.plan.search.judge import judge_as_placed
+from spindle_cli.plan.schedule import Candidate, whole_slice
+from spindle_cli.plan.search.evaluate import evaluate_as_placed
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
@@ -140,7 +140,7 @@ def test_a_part_is_planned_for_where_it_is_faster_by_a_hundredth(sum_s: float, l
     problem = make_problem(net(int(sum_s * 1e10)), FAST_AND_SLOW)
     planned: list[Cluster] = []
 
-    def plan_for(part: Cluster) -> Found:
+    def plan_for(part: Cluster) -> PlanResult:
         planned.append(part)
         return on_devices(make_problem(seen_on(net(int(sum_s * 1e10)), part), part), (0,))
 
@@ -152,19 +152,21 @@ def test_a_part_is_planned_for_where_it_is_faster_by_a_hundredth(sum_s: float, l
 SAID = "idle: sums over the links to more nodes would take longer than these save."
 
 
-def on_devices(problem: Problem, devices: tuple[int, ...], note: str | None = None) -> Found:
+def on_devices(problem: Problem, devices: tuple[int, ...], note: str | None = None) -> PlanResult:
     """The only MetaOp's plan on these."""
     (node,) = problem.nodes
     kinds = [problem.cluster.type_of[device] for device in devices]
     counts = tuple(kinds.count(kind) for kind in problem.cluster.types)
     point = next(point for point in node.points if point.of_types == counts)
-    draft = Draft("spindle", (whole_slice(node, point, 0.0, point.op_s),), (devices,))
-    judged = judge_as_placed(problem, draft)
-    assert judged is not None
-    return Found(judged, is_short=False, note=note)
+    candidate = Candidate("spindle", (whole_slice(node, point, 0.0, point.op_s),), (devices,))
+    evaluated = evaluate_as_placed(problem, candidate)
+    assert evaluated is not None
+    return PlanResult(evaluated, is_short=False, note=note)
 
 
-def said_of(profile: Profile, cluster: Cluster, devices: tuple[int, ...], note: str | None = None) -> Found:
+def said_of(
+    profile: Profile, cluster: Cluster, devices: tuple[int, ...], note: str | None = None
+) -> PlanResult:
     """The best plan where one on these devices is that of a search, and no part has a plan."""
     problem = make_problem(profile, cluster)
     whole = on_devices(problem, devices, note)

@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
-from exact_optimum import draft_of, question_of
+from exact_optimum import candidate_of, question_of
 from exact_search import Job, Question, answer
 
 from helpers.plans import cluster_of, metaop_of, profile_of
@@ -44,11 +44,11 @@ def test_the_schedule_to_start_from_is_one_of_the_question_and_comes_back_as_it_
         assert max(job.num_ops for job in jobs) <= -(-node.num_ops // 2)
         assert all(points[node.index][job.allocation] in node.points for job in jobs)
     by_node = sorted(question.start, key=lambda job: (job.node, job.start_s))
-    draft = draft_of(problem, by_node, points)
-    assert draft.end_s == pytest.approx(question.start_end_s)
-    assert {piece.node for piece in draft.pieces} == set(range(len(problem.nodes)))
+    candidate = candidate_of(problem, by_node, points)
+    assert candidate.end_s == pytest.approx(question.start_end_s)
+    assert {piece.node for piece in candidate.pieces} == set(range(len(problem.nodes)))
     for job in question.start:
-        took = [piece for piece in draft.pieces if piece.node == job.node]
+        took = [piece for piece in candidate.pieces if piece.node == job.node]
         assert any(piece.start_s <= job.start_s + 1e-9 and job.start_s < piece.end_s for piece in took)
 
 
@@ -73,7 +73,7 @@ def test_jobs_with_a_gap_between_them_stay_apart() -> None:
     def pieces(gap_s: float) -> int:
         later = replace(same[1], start_s=same[0].start_s + same[0].num_ops * op_s + gap_s)
         jobs: list[Job] = [same[0], later, *sorted(others, key=lambda job: (job.node, job.start_s))]
-        return sum(piece.node == 0 for piece in draft_of(posed.problem, jobs, points).pieces)
+        return sum(piece.node == 0 for piece in candidate_of(posed.problem, jobs, points).pieces)
 
     assert pieces(0.0) == pieces(1e-3) == 1
     assert pieces(1.0) == 2

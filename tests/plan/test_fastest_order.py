@@ -14,28 +14,28 @@ from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search import judge as judging
-from spindle_cli.plan.search.judge import Judged, best_of, fastest, measure_as_they_are
+from spindle_cli.plan.search import evaluate as judging
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of, fastest, measure_as_they_are
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.plan.types import Slice
 
 
-def placed(seed: int) -> tuple[Problem, Judged, list[tuple[Slice, ...]]]:
+def placed(seed: int) -> tuple[Problem, EvaluatedCandidate, list[tuple[Slice, ...]]]:
     """A plan of some tasks, and its slices in several orders, some of them twice."""
     random = Random(seed)
     curve = {1: 4.0, 2: random.choice((2.0, 3.0)), 4: random.choice((1.0, 2.5))}
     tasks = [metaop_of(f"{task}/net", random.randrange(1, 5), curve) for task in "abcd"]
     problem = make_problem(profile_of(*tasks), cluster_of(4))
-    drafts = next(iter(spindle(problem, lower_bound(problem), 0)))
-    judged = next(each for each in best_of(problem, drafts) if each is not None)
+    candidates = next(iter(spindle(problem, lower_bound(problem), 0)))
+    evaluated = next(each for each in best_of(problem, candidates) if each is not None)
     orders = [
-        tuple(mirrored(range(len(judged.slices)))),
-        *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
-        *in_groups(problem, judged.slices),
+        tuple(mirrored(range(len(evaluated.slices)))),
+        *(as_they_come(problem, evaluated.slices, longest_first=longest) for longest in (True, False)),
+        *in_groups(problem, evaluated.slices),
     ]
-    candidates = [timed(problem, judged.slices, order) for order in (*orders, *orders)]
+    candidates = [timed(problem, evaluated.slices, order) for order in (*orders, *orders)]
     random.shuffle(candidates)
-    return problem, judged, candidates
+    return problem, evaluated, candidates
 
 
 @settings(max_examples=25)
@@ -43,7 +43,7 @@ def placed(seed: int) -> tuple[Problem, Judged, list[tuple[Slice, ...]]]:
 def test_the_fastest_is_the_least_of_all(seed: int) -> None:
     problem, _, candidates = placed(seed)
     measured = [measure_as_they_are(problem, "spindle", slices) for slices in candidates]
-    least = min((each for each in measured if each is not None), key=Judged.rank)
+    least = min((each for each in measured if each is not None), key=EvaluatedCandidate.rank)
     assert fastest(problem, "spindle", candidates) == least
     within_s = least.prediction.iteration_s
     assert fastest(problem, "spindle", candidates, within_s=within_s) == least
@@ -51,25 +51,25 @@ def test_the_fastest_is_the_least_of_all(seed: int) -> None:
 
 
 def test_what_ends_later_than_it_may_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, judged, candidates = placed(0)
+    problem, evaluated, candidates = placed(0)
     ends_s = min(max(piece.last_s for piece in slices) for slices in candidates)
     monkeypatch.setattr(judging, "measure_as_they_are", lambda *_: pytest.fail("was measured"))
-    assert fastest(problem, judged.strategy, candidates, within_s=ends_s * 0.999) is None
+    assert fastest(problem, evaluated.strategy, candidates, within_s=ends_s * 0.999) is None
 
 
-def test_equal_drafts_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_candidates_are_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, _, _ = placed(1)
-    drafts = next(iter(spindle(problem, lower_bound(problem), 0)))
+    candidates = next(iter(spindle(problem, lower_bound(problem), 0)))
     placements: list[object] = []
     original = judging.best_placed
 
-    def counted(problem: Problem, *arguments: object) -> Judged | None:
+    def counted(problem: Problem, *arguments: object) -> EvaluatedCandidate | None:
         placements.append(arguments)
         return original(problem, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(judging, "best_placed", counted)
-    once = best_of(problem, drafts)
+    once = best_of(problem, candidates)
     number = len(placements)
-    twice = best_of(problem, [draft for draft in drafts for _ in range(2)])
+    twice = best_of(problem, [candidate for candidate in candidates for _ in range(2)])
     assert len(set(placements[number:])) == len(placements[number:])
     assert {each.rank() for each in twice if each} == {each.rank() for each in once if each}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from drafts import problem_of
+from candidates import problem_of
 
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.schedule import Candidate
 from spindle_cli.plan.strategies.baselines import distmm, optimus, split_evenly_in_time
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -35,12 +35,12 @@ def test_of_equally_slow_ones_the_first_gets_the_next_device() -> None:
     assert split_evenly_in_time([times(d1=4.0, d2=2.0)] * 2, 3) == [2, 1]  # type: ignore[list-item]
 
 
-def runs(problem: Problem, draft: Draft) -> list[tuple[str, float, float, tuple[int, ...]]]:
-    """(MetaOp, start, end, devices) in the draft's order."""
-    assert draft.devices is not None
+def runs(problem: Problem, candidate: Candidate) -> list[tuple[str, float, float, tuple[int, ...]]]:
+    """(MetaOp, start, end, devices) in the candidate's order."""
+    assert candidate.devices is not None
     return [
         (problem.nodes[piece.node].metaop.name, piece.start_s, piece.end_s, devices)
-        for piece, devices in zip(draft.pieces, draft.devices, strict=True)
+        for piece, devices in zip(candidate.pieces, candidate.devices, strict=True)
     ]
 
 
@@ -60,15 +60,15 @@ def test_distmm_runs_the_towers_of_a_task_side_by_side_unless_in_turn_is_faster(
         tower("b/v", 1, 5.0, 2.6),
         tower("b/t", 1, 4.0, 2.2),
     )
-    draft = distmm(problem)
-    assert runs(problem, draft) == [
+    candidate = distmm(problem)
+    assert runs(problem, candidate) == [
         ("a/v", 0.0, 6.0, (0,)),
         ("a/t", 0.0, 4.0, (1,)),
         ("a/loss", 6.0, 6.75, (0, 1)),
         ("b/v", 6.75, pytest.approx(9.35), (0, 1)),
         ("b/t", pytest.approx(9.35), pytest.approx(11.55), (0, 1)),
     ]
-    assert draft.after == (0, 0, 2, 3, 4)
+    assert candidate.after == (0, 0, 2, 3, 4)
 
 
 def test_distmm_runs_in_turn_what_takes_as_long_side_by_side() -> None:

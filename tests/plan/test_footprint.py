@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from drafts import draft_of
+from candidates import candidate_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -37,7 +37,7 @@ def footprint(
     """Of some ops of the last of these MetaOps."""
     profile = profile_of(*metaops).model_copy(update=numbers)
     problem = make_problem(profile.sharded(sharding or {}), cluster_of(2))
-    (piece,) = draft_of(problem, (len(metaops) - 1, *ops, devices, 0.0)).pieces
+    (piece,) = candidate_of(problem, (len(metaops) - 1, *ops, devices, 0.0)).pieces
     again = 1.0 if recompute else 0.0
     point = replace(piece.point, again=again, selective=selective, dp=devices // tp, tp=tp)
     return Footprint(problem, replace(piece, point=point))

@@ -10,10 +10,10 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan import make as planner
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.find_as_requested import find_as_requested
 from spindle_cli.plan.best.otherwise import found_otherwise
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile, ShareTime
@@ -49,11 +49,11 @@ def test_a_node_stays_idle_where_no_plan_fits_with_it(
 ) -> None:
     """The plan is that of the others by themselves, whole or in micro-batches."""
 
-    def on_fewer(profile: object, cluster: Cluster, *asked: object) -> Found | None:
-        return None if cluster.num_devices == 3 else find_asked(profile, cluster, *asked)  # type: ignore[arg-type]
+    def on_fewer(profile: object, cluster: Cluster, *request: object) -> PlanResult | None:
+        return None if cluster.num_devices == 3 else find_as_requested(profile, cluster, *request)  # type: ignore[arg-type]
 
     alone = make_plan(PROFILE, cluster_of(2), effort=0, micro_batches=counts)
-    monkeypatch.setattr(planner, "find_asked", on_fewer)
+    monkeypatch.setattr(planner, "find_as_requested", on_fewer)
     plan = make_plan(PROFILE, odd(), effort=0, micro_batches=counts)
     assert {device for piece in plan.slices for device in piece.devices} == {1, 2}
     assert plan.notes[0] == "1 device stays idle: no plan that was looked for fits with all of them."
@@ -65,21 +65,21 @@ def test_a_node_stays_idle_where_no_plan_fits_with_it(
 def test_another_strategy_is_asked_where_spindle_finds_nothing() -> None:
     tried: list[StrategyName] = []
 
-    def find(cluster: Cluster, asked: Asked) -> Found | None:
-        tried.append(asked.strategy)
-        if asked.strategy == "distmm":
+    def find(cluster: Cluster, request: PlanRequest) -> PlanResult | None:
+        tried.append(request.strategy)
+        if request.strategy == "distmm":
             raise NoPlanError("none by distmm")
-        return find_asked(PROFILE, cluster, asked) if asked.strategy == "sequential" else None
+        return find_as_requested(PROFILE, cluster, request) if request.strategy == "sequential" else None
 
-    found = found_otherwise(PROFILE, cluster_of(2), Asked(), find)
+    found = found_otherwise(PROFILE, cluster_of(2), PlanRequest(), find)
     assert found is not None and found.best.strategy == "sequential"
     assert tried == ["sequential", "distmm", "optimus"]
-    assert found_otherwise(PROFILE, cluster_of(2), Asked("optimus"), find) is None
+    assert found_otherwise(PROFILE, cluster_of(2), PlanRequest("optimus"), find) is None
 
 
 def test_where_a_user_has_parameters_shared_out_by_all_no_node_stays_idle() -> None:
-    def find(cluster: Cluster, asked: Asked) -> Found | None:
-        return None if cluster.num_devices == 3 else find_asked(PROFILE, cluster, asked)
+    def find(cluster: Cluster, request: PlanRequest) -> PlanResult | None:
+        return None if cluster.num_devices == 3 else find_as_requested(PROFILE, cluster, request)
 
-    asked = Asked(sharding={"t/net": Sharding.PARAMETERS})
-    assert found_otherwise(PROFILE, odd(), asked, find) is None
+    request = PlanRequest(sharding={"t/net": Sharding.PARAMETERS})
+    assert found_otherwise(PROFILE, odd(), request, find) is None

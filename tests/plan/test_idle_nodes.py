@@ -8,17 +8,17 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.find_as_requested import find_as_requested
 from spindle_cli.plan.best.idle_nodes import or_on_fewer
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.search.posed import NO_SEARCH
 
 # Two tasks of the same parameters. On one device 2 x 4 x 6 s, on two half of it, on three a third.
 LINEAR = {1: 6.0, 2: 3.0, 3: 2.0, 6: 1.0}
 SETTINGS = {"batch_size": 6, "parameters": "net", "param_bytes_per_op": 400 * 2**20}
 PROFILE = profile_of(*(metaop_of(f"{task}/net", 4, LINEAR, **SETTINGS) for task in "ab"))
-ASKED = Asked(effort=0)
+ASKED = PlanRequest(effort=0)
 
 
 def odd(gb_per_s: float) -> Cluster:
@@ -32,12 +32,12 @@ def odd(gb_per_s: float) -> Cluster:
     )
 
 
-def found_on(cluster: Cluster, asked: Asked) -> Found | None:
-    return find_asked(PROFILE, cluster, asked)
+def found_on(cluster: Cluster, request: PlanRequest) -> PlanResult | None:
+    return find_as_requested(PROFILE, cluster, request)
 
 
-def planned(cluster: Cluster, asked: Asked = ASKED) -> Found:
-    found = found_on(cluster, asked)
+def planned(cluster: Cluster, request: PlanRequest = ASKED) -> PlanResult:
+    found = found_on(cluster, request)
     assert found is not None
     return found
 
@@ -64,8 +64,8 @@ def test_no_part_is_planned_for_in_which_no_schedule_ends_before_the_best_plan()
     whole = planned(cluster)
     assert whole.best.prediction.iteration_s < 20
 
-    def find(part: Cluster, asked: Asked) -> Found | None:
-        raise AssertionError(f"planned for {part.num_devices} devices by {asked.strategy}")
+    def find(part: Cluster, request: PlanRequest) -> PlanResult | None:
+        raise AssertionError(f"planned for {part.num_devices} devices by {request.strategy}")
 
     assert or_on_fewer(PROFILE, cluster, ASKED, whole, find) is whole
 

@@ -17,7 +17,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Plan
 
@@ -27,17 +27,19 @@ PROBLEM = make_problem(PROFILE, ONE)
 LOWER_S = 4.0
 
 
-def judged(iteration_s: float, *, recompute: bool = False) -> Judged:
+def evaluated(iteration_s: float, *, recompute: bool = False) -> EvaluatedCandidate:
     slices = (slice_of(NET, (0, 4), (0,), 0.0, recompute=recompute),)
-    return Judged("spindle", slices, (), Prediction(iteration_s, iteration_s, 0.0, 0.0, 0.0, 0.0))
+    return EvaluatedCandidate("spindle", slices, (), Prediction(iteration_s, iteration_s, 0.0, 0.0, 0.0, 0.0))
 
 
-def found(begins: list[Judged], *, effort: int, all_fit: bool) -> InMemory | None:
+def found(begins: list[EvaluatedCandidate], *, effort: int, all_fit: bool) -> InMemory | None:
     return in_memory(PROBLEM, LOWER_S, begins, "spindle", effort, all_fit=all_fit)
 
 
-def searching(monkeypatch: pytest.MonkeyPatch, result: Judged | None) -> None:
-    def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
+def searching(monkeypatch: pytest.MonkeyPatch, result: EvaluatedCandidate | None) -> None:
+    def refined(
+        problem: Problem, begins: Iterable[EvaluatedCandidate], effort: int
+    ) -> EvaluatedCandidate | None:
         return result
 
     monkeypatch.setattr("spindle_cli.plan.refine.search.refined", refined)
@@ -45,7 +47,7 @@ def searching(monkeypatch: pytest.MonkeyPatch, result: Judged | None) -> None:
 
 def test_without_a_search_the_best_that_fits_is_taken() -> None:
     assert found([], effort=1, all_fit=False) is None
-    best = found([judged(6.0), judged(7.0)], effort=NO_SEARCH, all_fit=False)
+    best = found([evaluated(6.0), evaluated(7.0)], effort=NO_SEARCH, all_fit=False)
     assert best is not None and best.best.prediction.iteration_s == 6.0
 
 
@@ -62,8 +64,8 @@ def test_without_a_search_the_best_that_fits_is_taken() -> None:
 def test_a_search_that_gets_near_or_makes_much_shorter_is_enough(
     searched_s: float, recompute: bool, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searching(monkeypatch, judged(searched_s, recompute=recompute))
-    best = found([judged(8.0)], effort=1, all_fit=False)
+    searching(monkeypatch, evaluated(searched_s, recompute=recompute))
+    best = found([evaluated(8.0)], effort=1, all_fit=False)
     assert best is not None and best.best.prediction.iteration_s == searched_s
     assert best.is_searched is not gives_up
 
@@ -74,16 +76,16 @@ def test_other_parts_of_optimizer_state_are_tried_where_more_than_three_percent_
 ) -> None:
     net = metaop_on_types("t/net", 4, {"fast": 1.0, "slow": 1.0}, batch_size=2)
     plan = plan_in_rows(net, (0, 1, 2), recompute=True)
-    asked: list[bool] = []
+    request: list[bool] = []
 
     def with_best_weights(_: Any, __: Any, ___: Any, ____: Any, is_short: Callable[[Plan], bool]) -> Plan:
-        asked.append(is_short(plan))
+        request.append(is_short(plan))
         return plan
 
     monkeypatch.setattr(make, "with_best_weights", with_best_weights)
     monkeypatch.setattr(make, "recomputed_share", lambda slices, *_: share if slices == plan.slices else None)
     make_plan(profile_on_types(net), plan.cluster)
-    assert asked == [is_short]
+    assert request == [is_short]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,8 @@ def test_what_is_near_the_bound_is_not_searched_for_further(
     begin: float, all_fit: bool, is_searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 20 % of it where memory is ample, within 3 % where it is short."""
-    shorter = judged(LOWER_S)
+    shorter = evaluated(LOWER_S)
     searching(monkeypatch, shorter)
-    best = found([judged(begin * LOWER_S)], effort=1, all_fit=all_fit)
+    best = found([evaluated(begin * LOWER_S)], effort=1, all_fit=all_fit)
     assert best is not None
     assert (best.best == shorter) == is_searched

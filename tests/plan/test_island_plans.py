@@ -28,7 +28,7 @@ MIB = 2**20
 FAST, SLOW = Link(latency_us=10, bandwidth_gb_per_s=5), Link(latency_us=20, bandwidth_gb_per_s=1)
 
 
-def asked(islands: int = 2, every: int = 4, **more: Any) -> LocalSgd:
+def request(islands: int = 2, every: int = 4, **more: Any) -> LocalSgd:
     return LocalSgd(islands=islands, every=every, **more)
 
 
@@ -108,30 +108,30 @@ def planned(*, sharded: bool = False, op_s: float = 1.0, s_per_byte: float = 0.0
 
 
 def test_a_device_sends_what_it_updates_to_each_other_island() -> None:
-    assert outer_step_bytes(planned(), asked()) == (3 * MIB, 3 * MIB)
-    assert outer_step_bytes(planned(sharded=True), asked()) == (3 * MIB // 2, 3 * MIB // 2)
-    assert outer_step_bytes(planned(sharded=True), asked(islands=4)) == (9 * MIB // 2, 9 * MIB // 2)
-    assert outer_step_bytes(planned(sharded=True), asked(bits=8)) == (3 * MIB // 8, 3 * MIB // 8)
+    assert outer_step_bytes(planned(), request()) == (3 * MIB, 3 * MIB)
+    assert outer_step_bytes(planned(sharded=True), request()) == (3 * MIB // 2, 3 * MIB // 2)
+    assert outer_step_bytes(planned(sharded=True), request(islands=4)) == (9 * MIB // 2, 9 * MIB // 2)
+    assert outer_step_bytes(planned(sharded=True), request(bits=8)) == (3 * MIB // 8, 3 * MIB // 8)
 
 
 def test_devices_behind_one_card_send_one_after_the_other() -> None:
     """A node of CPUs has one card: 20 us, and 2 x 3 MiB at 1 GB/s."""
     whole = cluster_of(4, devices_per_node=2)
-    assert outer_step_s(planned(), asked(), whole) == pytest.approx(20e-6 + 6 * MIB / 1e9, rel=1e-12)
+    assert outer_step_s(planned(), request(), whole) == pytest.approx(20e-6 + 6 * MIB / 1e9, rel=1e-12)
     cards = whole.changed(nodes=(node(count=2, nics=2),))
     island = planned().model_copy(update={"cluster": cards.changed(nodes=(node(nics=2),))})
-    assert outer_step_s(island, asked(), cards) == pytest.approx(20e-6 + 3 * MIB / 1e9, rel=1e-12)
+    assert outer_step_s(island, request(), cards) == pytest.approx(20e-6 + 3 * MIB / 1e9, rel=1e-12)
 
 
 def test_what_is_sent_to_three_others_goes_around_in_three_hops() -> None:
     whole = cluster_of(8, devices_per_node=2)
     expected = 3 * (20e-6 + 6 * MIB / 1e9)
-    assert outer_step_s(planned(), asked(islands=4), whole) == pytest.approx(expected, rel=1e-12)
+    assert outer_step_s(planned(), request(islands=4), whole) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_slowest_link_between_peer_replicas_counts() -> None:
     groups, links = (node("a"), node("b")), (link_between("a", "b", 5000),)
-    took_s = outer_step_s(planned(), asked(), of_nodes(*groups, between=links))
+    took_s = outer_step_s(planned(), request(), of_nodes(*groups, between=links))
     assert took_s == pytest.approx(5e-3 + 6 * MIB / 1e9, rel=1e-12)
 
 
@@ -142,8 +142,8 @@ def test_peer_replicas_are_in_the_same_place_of_each_island() -> None:
     metaop = metaop_of("a/x", 1, {1: 2.0}, param_bytes_per_op=3 * MIB)
     alone = plan_of(profile_of(metaop), cluster_of(2), [(slice_of(metaop, (0, 1), (0,), 0.0),)])
     island = alone.model_copy(update={"cluster": island_of(whole, 2)})
-    assert outer_step_bytes(island, asked()) == (3 * MIB, 0)
-    assert outer_step_s(island, asked(), whole) == pytest.approx(5e-3 + 3 * MIB / 1e9, rel=1e-12)
+    assert outer_step_bytes(island, request()) == (3 * MIB, 0)
+    assert outer_step_s(island, request(), whole) == pytest.approx(5e-3 + 3 * MIB / 1e9, rel=1e-12)
 
 
 def test_the_outer_update_and_the_gather_of_shared_state_are_counted() -> None:
@@ -152,7 +152,7 @@ def test_the_outer_update_and_the_gather_of_shared_state_are_counted() -> None:
     sent_s = 20e-6 + 3 * MIB / 1e9
     update_s = 1.5 * MIB * 1e-9
     gather_s = 10e-6 + 1.5 * MIB / 5e9
-    took_s = outer_step_s(planned(sharded=True, s_per_byte=1e-9), asked(), whole)
+    took_s = outer_step_s(planned(sharded=True, s_per_byte=1e-9), request(), whole)
     assert took_s == pytest.approx(sent_s + update_s + gather_s, rel=1e-9)
 
 
@@ -163,7 +163,7 @@ def test_the_device_that_takes_part_in_most_gathers_counts() -> None:
     slices = (slice_of(shared, (0, 1), (0, 1), 0.0), slice_of(own, (0, 1), (2,), 0.0))
     plan = plan_of(profile_of(shared, own), cluster_of(3), [slices])
     plan = plan.model_copy(update={"optimizer_state_sharded": True, "optimizer_s_per_byte": 0.0})
-    took_s = outer_step_s(plan, asked(), cluster_of(6, devices_per_node=3))
+    took_s = outer_step_s(plan, request(), cluster_of(6, devices_per_node=3))
     assert took_s == pytest.approx(20e-6 + (3 * MIB + 4) / 1e9 + 10e-6 + 1.5 * MIB / 5e9, rel=1e-6)
 
 
@@ -185,14 +185,14 @@ def test_without_islands_nothing_of_a_plan_is_another() -> None:
 
 
 def test_an_island_is_planned_for_and_the_rest_is_said() -> None:
-    plan = made_for(asked(every=5))
+    plan = made_for(request(every=5))
     assert plan.islands is not None
     assert (plan.cluster.num_devices, plan.whole_cluster.num_devices) == (2, 4)
     assert max(device for piece in plan.slices for device in piece.devices) == 1
     assert check_plan(plan) == ()
     mean_s = plan.predicted.iteration_s + plan.islands.outer_step_s / 5
     assert plan.mean_iteration_s == pytest.approx(mean_s, rel=1e-12)
-    twice = made_for(asked(every=5), accumulate=2)
+    twice = made_for(request(every=5), accumulate=2)
     assert twice.islands is not None
     assert twice.outer_share_s == pytest.approx(twice.islands.outer_step_s / 10, rel=1e-12)
 
@@ -203,7 +203,7 @@ def test_the_time_without_islands_is_that_of_all_devices_on_the_whole_batch() ->
     """
     cluster = cluster_of(4, devices_per_node=2)
     split, alone = metaop_of("a/x", 4, {1: 0.4, 2: 0.2}), metaop_of("a/y", 1, {1: 0.1}, inputs=("a/x",))
-    profile = profile_of(split, alone).model_copy(update={"local_sgd": asked()})
+    profile = profile_of(split, alone).model_copy(update={"local_sgd": request()})
     plan = make_plan(profile, cluster)
     assert plan.islands is not None
     twice = (
@@ -217,7 +217,7 @@ def test_the_time_without_islands_is_that_of_all_devices_on_the_whole_batch() ->
 
 
 def test_the_report_and_the_notes_say_what_is_trained_and_saved() -> None:
-    plan = made_for(asked(every=5, bits=8))
+    plan = made_for(request(every=5, bits=8))
     report = islands_report(plan)
     assert report is not None
     assert plan.islands is not None
@@ -236,9 +236,9 @@ def test_the_report_and_the_notes_say_what_is_trained_and_saved() -> None:
 
 
 def test_other_outer_optimizers_and_a_loss_of_time_are_said() -> None:
-    plan = on_islands(planned(), asked(outer={"lr": 1, "momentum": 0}))
+    plan = on_islands(planned(), request(outer={"lr": 1, "momentum": 0}))
     assert "by SGD with lr 1, in" in (consent_line(plan) or "")
-    plain = on_islands(planned(), asked(outer={"nesterov": False}))
+    plain = on_islands(planned(), request(outer={"nesterov": False}))
     assert "lr 0.7 and momentum 0.9" in (consent_line(plain) or "")
     assert plan.islands is not None
     assert lines_of(plan)[-1].endswith("no plan for all devices together to compare it with")
@@ -247,7 +247,7 @@ def test_other_outer_optimizers_and_a_loss_of_time_are_said() -> None:
 
 
 def test_a_plan_with_islands_is_read_as_it_was_written(tmp_path: Path) -> None:
-    plan = made_for(asked(bits=16))
+    plan = made_for(request(bits=16))
     write_plan(tmp_path / "plan.yaml", plan)
     assert read_plan(tmp_path / "plan.yaml") == plan
 
@@ -256,7 +256,7 @@ def test_a_plan_with_islands_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("gone", "message"), [("islands", "islands: this key is missing"), ("local_sgd", "local_sgd: this key")]
 )
 def test_one_key_without_the_other_is_refused(tmp_path: Path, gone: str, message: str) -> None:
-    text = plan_text(made_for(asked()))
+    text = plan_text(made_for(request()))
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith(f"{gone}:"))
     end = next(
@@ -286,7 +286,7 @@ def rules(plan: Plan, **changes: Any) -> list[tuple[str, str]]:
 
 
 def test_check_finds_islands_that_are_not_the_cluster_and_numbers_that_are_not_true() -> None:
-    plan = made_for(asked())
+    plan = made_for(request())
     assert plan.islands is not None
     sent = plan.islands.outer_step_bytes
     assert rules(plan) == []
@@ -309,7 +309,7 @@ def test_all_islands_cost_and_draw() -> None:
     """Two devices each at 3 an hour and 100 W, for the mean of the iterations."""
     priced = cluster_of(4, devices_per_node=2)
     group = priced.nodes[0].model_copy(update={"price_per_device_hour": 3.0, "watts_per_device": 100.0})
-    plan = made_for(asked(), priced.changed(nodes=(group,)))
+    plan = made_for(request(), priced.changed(nodes=(group,)))
     found = spending_of(plan)
     assert found.price_per_hour == 12.0
     assert found.cost == pytest.approx(12.0 * plan.mean_iteration_s / 3600)
@@ -318,7 +318,7 @@ def test_all_islands_cost_and_draw() -> None:
 
 def test_the_hash_of_the_profile_is_that_with_islands() -> None:
     metaop = metaop_of("a/x", 4, {1: 0.4, 2: 0.2}, batch_size=8)
-    profile: Profile = profile_of(metaop).model_copy(update={"local_sgd": asked()})
+    profile: Profile = profile_of(metaop).model_copy(update={"local_sgd": request()})
     plan = make_plan(profile, cluster_of(4, devices_per_node=2))
     assert plan.profile.sha256 == profile.sha256()
     assert plan.profile.sha256 != profile_of(metaop).sha256()

@@ -11,9 +11,9 @@ import pytest
 from helpers.plans import cluster_of
 from plan.test_replica_groups import NOTHING, net, sharing
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.find_as_requested import find_as_requested
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.replica_groups.find import REPLICA_GROUPS_FIRST, InReplicaGroups
 from spindle_cli.plan.replica_groups.planner import ReplicaGroupsPlanner
@@ -36,14 +36,14 @@ def keeping(name: str, activation_mib: int) -> MetaOpProfile:
 
 
 @cache
-def without_replica_groups() -> Found:
+def without_replica_groups() -> PlanResult:
     """A plan that no replica group shares out."""
-    found = find_asked(two_nets(), SHORT, Asked())
+    found = find_as_requested(two_nets(), SHORT, PlanRequest())
     assert found is not None
     return found
 
 
-def taking(seconds: float) -> Found:
+def taking(seconds: float) -> PlanResult:
     """A plan that is predicted to take so long."""
     found = without_replica_groups()
     return replace(
@@ -61,10 +61,10 @@ def in_replica_groups(
         simulated_s: seconds of each plan by simulation, by those that are predicted.
     """
     plans = iter([None if seconds is None else taking(seconds) for seconds in planned_s])
-    asked: list[float] = []
+    request: list[float] = []
 
-    def planned(_: object, than_s: float) -> Found | None:
-        asked.append(than_s)
+    def planned(_: object, than_s: float) -> PlanResult | None:
+        request.append(than_s)
         return next(plans)
 
     monkeypatch.setattr(ReplicaGroupsPlanner, "planned", planned)
@@ -74,38 +74,38 @@ def in_replica_groups(
         lambda *_: [object.__new__(ReplicaGroupsPlanner)] * 2,
     )
 
-    def of(found: Found) -> float:
+    def of(found: PlanResult) -> float:
         return simulated_s[found.best.prediction.iteration_s]
 
-    return InReplicaGroups(two_nets(), SHORT, Asked(), 5.0, of), asked
+    return InReplicaGroups(two_nets(), SHORT, PlanRequest(), 5.0, of), request
 
 
 def test_replica_groups_are_as_fast_as_the_later_of_prediction_and_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replica_groups, asked = in_replica_groups(monkeypatch, {10.0: 12.0, 11.0: 11.5}, [10.0, 11.0])
+    replica_groups, request = in_replica_groups(monkeypatch, {10.0: 12.0, 11.0: 11.5}, [10.0, 11.0])
     assert replica_groups.or_less_s(inf) == 11.5
-    assert asked == [inf, 12.0]
+    assert request == [inf, 12.0]
     assert replica_groups.or_less_s(11.4) == 11.4
     found = replica_groups.or_better(None)
     assert found is not None and found.best.prediction.iteration_s == 11.0
-    assert len(asked) == 2  # made once
+    assert len(request) == 2  # made once
 
 
 def test_of_replica_groups_no_more_is_asked_than_to_be_faster_than_what_was_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replica_groups, asked = in_replica_groups(monkeypatch, {}, [None, None])
+    replica_groups, request = in_replica_groups(monkeypatch, {}, [None, None])
     assert replica_groups.or_less_s(20.0) == 20.0
-    assert asked == [20.0, 20.0]
+    assert request == [20.0, 20.0]
     assert replica_groups.or_better(None) is None
 
 
 def test_replica_groups_whose_bound_is_no_less_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica_groups, asked = in_replica_groups(monkeypatch, {}, [])
+    replica_groups, request = in_replica_groups(monkeypatch, {}, [])
     monkeypatch.setattr(ReplicaGroupsPlanner, "lower_bound_s", 6.0)
     assert replica_groups.or_less_s(6.0) == 6.0
-    assert asked == []
+    assert request == []
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_no_replica_groups_are_planned_where_memory_is_ample_or_something_else_i
     monkeypatch.setattr(ReplicaGroupsPlanner, "planned", refuse)
     assert make_plan(two_nets(), cluster_of(4, memory_gib=64)).predicted.iteration_s > 0
     replica_groups = InReplicaGroups(
-        two_nets(), SHORT, Asked(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0
+        two_nets(), SHORT, PlanRequest(sharding={"net": PARAMETERS}), 1.0, lambda _: 0.0
     )
     assert replica_groups.or_less_s(3.0) == 3.0
     assert replica_groups.or_better(None) is None
@@ -157,19 +157,21 @@ def test_no_replica_groups_are_planned_where_memory_is_ample_or_something_else_i
 def test_where_memory_is_short_what_is_not_faster_than_another_kind_of_plan_is_left_out() -> None:
     """On one device 5,000 MiB of activations have to be recomputed."""
     profile, tight = sharing(keeping("a/net", 500)), cluster_of(1, memory_gib=3)
-    found = find_asked(profile, tight, Asked(effort=0))
+    found = find_as_requested(profile, tight, PlanRequest(effort=0))
     assert found is not None and found.is_short
     seconds = found.best.prediction.iteration_s
-    asked: list[float] = []
+    request: list[float] = []
 
     def or_less_s(known_s: float) -> float:
-        asked.append(known_s)
+        request.append(known_s)
         return min(known_s, 0.9 * seconds)
 
-    assert find_asked(profile, tight, Asked(effort=0), or_less_s) is None
-    assert asked == [pytest.approx(seconds)]
-    assert find_asked(profile, cluster_of(1, memory_gib=64), Asked(effort=0), or_less_s) is not None
-    assert len(asked) == 1  # with room nobody is asked
+    assert find_as_requested(profile, tight, PlanRequest(effort=0), or_less_s) is None
+    assert request == [pytest.approx(seconds)]
+    assert (
+        find_as_requested(profile, cluster_of(1, memory_gib=64), PlanRequest(effort=0), or_less_s) is not None
+    )
+    assert len(request) == 1  # with room nobody is asked
 
 
 @pytest.mark.long

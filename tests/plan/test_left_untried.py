@@ -14,7 +14,7 @@ from spindle_cli.account import device_memory as memory_account
 from spindle_cli.account.device.account import Account
 from spindle_cli.account.device_memory import RolesOf, device_memory
 from spindle_cli.account.joint import joint_of
-from spindle_cli.plan.best import drafts
+from spindle_cli.plan.best import candidates
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
@@ -22,9 +22,9 @@ from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search import judge
-from spindle_cli.plan.search.judge import Judged, best_of, measure
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search import evaluate
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of, measure
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.profile.types import CurvePoint, Profile
@@ -45,34 +45,43 @@ def drawn(seed: int) -> Profile:
     return profile_of(*metaops)
 
 
-def quick_drafts(problem: Problem) -> list[Draft]:
+def quick_candidates(problem: Problem) -> list[Candidate]:
     """Those of a quick look."""
-    return [draft for drafts in spindle(problem, lower_bound(problem), NO_SEARCH) for draft in drafts]
+    return [
+        candidate
+        for candidates in spindle(problem, lower_bound(problem), NO_SEARCH)
+        for candidate in candidates
+    ]
 
 
 @settings(max_examples=20)
 @given(seed=SEEDS)
-def test_a_quick_look_finds_the_best_of_all_drafts(seed: int) -> None:
+def test_a_quick_look_finds_the_best_of_all_candidates(seed: int) -> None:
     problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
-    every_draft = quick_drafts(problem)
-    every = [best_of(problem, [draft], with_care=False) for draft in every_draft]
-    fastest = min((each for found in every for each in found if each is not None), key=Judged.rank)
-    found = best_of(problem, every_draft, with_care=False)
-    assert min((each for each in found if each is not None), key=Judged.rank).rank() == fastest.rank()
-    earliest_s = min(draft.end_s for draft in every_draft)
-    assert best_of(problem, every_draft, with_care=False, within_s=0.999 * earliest_s) == []
-    assert len(best_of(problem, every_draft, with_care=False, within_s=earliest_s)) >= 1
+    every_candidate = quick_candidates(problem)
+    every = [best_of(problem, [candidate], with_care=False) for candidate in every_candidate]
+    fastest = min(
+        (each for found in every for each in found if each is not None), key=EvaluatedCandidate.rank
+    )
+    found = best_of(problem, every_candidate, with_care=False)
+    assert (
+        min((each for each in found if each is not None), key=EvaluatedCandidate.rank).rank()
+        == fastest.rank()
+    )
+    earliest_s = min(candidate.end_s for candidate in every_candidate)
+    assert best_of(problem, every_candidate, with_care=False, within_s=0.999 * earliest_s) == []
+    assert len(best_of(problem, every_candidate, with_care=False, within_s=earliest_s)) >= 1
 
 
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_what_devices_hold_is_that_of_where_they_are_after_exchanges(seed: int) -> None:
     problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
-    for judged in best_of(problem, quick_drafts(problem)):
-        assert judged is not None
-        again = measure(problem, judged.strategy, judged.slices, judged.after)
+    for evaluated in best_of(problem, quick_candidates(problem)):
+        assert evaluated is not None
+        again = measure(problem, evaluated.strategy, evaluated.slices, evaluated.after)
         assert again is not None
-        assert judged.memory == again.memory
+        assert evaluated.memory == again.memory
 
 
 def split_beside_whole() -> Profile:
@@ -112,9 +121,9 @@ def test_what_fits_one_task_after_the_other_alone_is_placed() -> None:
         for task in "ab"
     ]
     problem = make_problem(profile_of(*nets), cluster_of(1, memory_gib=1))
-    found = best_of(problem, quick_drafts(problem))
+    found = best_of(problem, quick_candidates(problem))
     assert found
-    assert all(judged is not None and judged.is_apart for judged in found)
+    assert all(evaluated is not None and evaluated.is_apart for evaluated in found)
 
 
 def test_two_devices_that_send_each_other_gain_nothing_by_an_exchange() -> None:
@@ -162,13 +171,17 @@ def test_what_another_set_uses_more_of_counts_for_the_device_that_runs_it_alone(
     assert [each.parameter_bytes / MIB for each in held] == [1, 3]
 
 
-def test_kinds_of_drafts_come_the_best_first_of_equals_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_baseline = {"sequential": judged_in(11.0), "distmm": None, "optimus": judged_in(10.0)}
-    searched = iter(([judged_in(12.0), None, judged_in(10.0)], [judged_in(9.0), judged_in(8.0)], [None]))
-    monkeypatch.setattr(drafts, "best_of", lambda *_, **__: next(searched))
-    monkeypatch.setattr(drafts, "may_gain", lambda *_: False)
+def test_kinds_of_candidates_come_the_best_first_of_equals_a_baseline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_baseline = {"sequential": evaluated_in(11.0), "distmm": None, "optimus": evaluated_in(10.0)}
+    searched = iter(
+        ([evaluated_in(12.0), None, evaluated_in(10.0)], [evaluated_in(9.0), evaluated_in(8.0)], [None])
+    )
+    monkeypatch.setattr(candidates, "best_of", lambda *_, **__: next(searched))
+    monkeypatch.setattr(candidates, "may_gain", lambda *_: False)
     problem = make_problem(drawn(2), cluster_of(4))
-    found, all_fit = drafts.best_of_each(
+    found, all_fit = candidates.best_of_each(
         problem, lower_bound(problem), "spindle", 0, lambda name: by_baseline[name]
     )
     assert [each.prediction.iteration_s for each in found] == [8.0, 10.0, 10.0, 11.0]
@@ -176,15 +189,15 @@ def test_kinds_of_drafts_come_the_best_first_of_equals_a_baseline(monkeypatch: p
     assert not all_fit
 
 
-def judged_in(iteration_s: float) -> Judged:
+def evaluated_in(iteration_s: float) -> EvaluatedCandidate:
     """A plan that takes so long."""
-    return Judged("spindle", (), (), Prediction(iteration_s, 9.0, 0.0, 0.0, 0.0, 0.0))
+    return EvaluatedCandidate("spindle", (), (), Prediction(iteration_s, 9.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def test_schedules_longer_than_the_best_plan_are_not_placed_with_care_either() -> None:
     problem = make_problem(drawn(3), cluster_of(4, devices_per_node=2))
-    every = quick_drafts(problem)
-    earliest_s = min(draft.end_s for draft in every)
+    every = quick_candidates(problem)
+    earliest_s = min(candidate.end_s for candidate in every)
     assert best_of(problem, every, within_s=0.999 * earliest_s) == []
     assert len(best_of(problem, every, within_s=earliest_s)) >= 1
 
@@ -193,17 +206,19 @@ def test_schedules_longer_than_the_best_plan_are_not_placed_with_care_either() -
 def test_what_takes_one_percent_longer_than_the_best_plan_is_not_placed_with_care(
     monkeypatch: pytest.MonkeyPatch, known_s: float, *, with_care: bool
 ) -> None:
-    """A draft that takes 1 s by a quick placement, where the best plan known takes that or hardly less."""
+    """A candidate that takes 1 s by a quick placement, where the best plan known takes that or hardly
+    less.
+    """
     tried: list[int] = []
 
-    def placed(*asked: object) -> Judged:
-        tried.append(len(asked[2]))  # type: ignore[arg-type]  # the weights
-        return judged_in(1.0)
+    def placed(*request: object) -> EvaluatedCandidate:
+        tried.append(len(request[2]))  # type: ignore[arg-type]  # the weights
+        return evaluated_in(1.0)
 
-    monkeypatch.setattr(judge, "best_placed", placed)
+    monkeypatch.setattr(evaluate, "best_placed", placed)
     problem = make_problem(drawn(3), cluster_of(4))
-    (draft, *_) = quick_drafts(problem)
-    short = replace(draft, pieces=tuple(replace(piece, end_s=0.5) for piece in draft.pieces))
+    (candidate, *_) = quick_candidates(problem)
+    short = replace(candidate, pieces=tuple(replace(piece, end_s=0.5) for piece in candidate.pieces))
     best_of(problem, [short], within_s=known_s)
     assert len(tried) == (2 if with_care else 1)
 
@@ -212,14 +227,14 @@ def test_a_search_places_with_care_what_it_finds_alone(monkeypatch: pytest.Monke
     """Not what it begins with: schedules of other strategies."""
     care: list[bool] = []
 
-    def best_of(*_: object, with_care: bool, within_s: float) -> list[Judged | None]:
+    def best_of(*_: object, with_care: bool, within_s: float) -> list[EvaluatedCandidate | None]:
         assert within_s > 0
         care.append(with_care)
         return []
 
-    monkeypatch.setattr(drafts, "best_of", best_of)
+    monkeypatch.setattr(candidates, "best_of", best_of)
     problem = make_problem(drawn(2), cluster_of(4))
-    drafts.best_judged(problem, lower_bound(problem), "spindle", 0)
+    candidates.best_evaluated(problem, lower_bound(problem), "spindle", 0)
     assert care == [False, True]
 
 

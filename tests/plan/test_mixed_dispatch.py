@@ -15,7 +15,7 @@ from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.pricing import Column
-from spindle_cli.plan.mixed import drafts as on_types
+from spindle_cli.plan.mixed import candidates as on_types
 from spindle_cli.plan.mixed import search as search_module
 from spindle_cli.plan.mixed.dispatch import (
     FEWEST_LEFT,
@@ -29,8 +29,8 @@ from spindle_cli.plan.mixed.dispatch import (
 from spindle_cli.plan.mixed.search import search
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import Judged, best_of
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of
 from spindle_cli.plan.search.listing import Timed
 from spindle_cli.plan.search.posed import NO_SEARCH
 
@@ -282,7 +282,7 @@ def test_only_mixing_schedules_follow_the_optimum(monkeypatch: pytest.MonkeyPatc
     assert {(guide.mixes, guide.follows_optimum) for guide in tried} == {(True, False), (True, True)}
 
 
-Placements = list[Judged | None]
+Placements = list[EvaluatedCandidate | None]
 ONE_DEVICE = metaop_on_types("t/net", 2, {"fast": 1.0}, batch_size=2)
 
 
@@ -299,22 +299,27 @@ def searched_by_hand(problem: Problem, *_: object, mixes: bool) -> list[tuple[Ti
 
 def by_hand(
     monkeypatch: pytest.MonkeyPatch,
-    placed: Callable[[Sequence[Draft], Placements], Placements],
-) -> tuple[Judged, bool]:
+    placed: Callable[[Sequence[Candidate], Placements], Placements],
+) -> tuple[EvaluatedCandidate, bool]:
     """The best of these schedules, no baseline's among them, and whether memory stood in the way of none.
 
     Args:
-        placed: makes of drafts and their placements those to go on with.
+        placed: makes of candidates and their placements those to go on with.
     """
 
     known_s: list[float] = []
 
     def best_placed(
-        problem: Problem, drafts: Sequence[Draft], *, with_care: bool, within_s: float, care_brings: float
+        problem: Problem,
+        candidates: Sequence[Candidate],
+        *,
+        with_care: bool,
+        within_s: float,
+        care_brings: float,
     ) -> Placements:
         assert care_brings > 0.01
         known_s.append(within_s)
-        found = placed(drafts, best_of(problem, drafts, with_care=with_care, within_s=within_s))
+        found = placed(candidates, best_of(problem, candidates, with_care=with_care, within_s=within_s))
         # What is known from then on: the best iteration so far.
         expected_s.append(min([expected_s[-1], *(each.prediction.iteration_s for each in found if each)]))
         return found
@@ -323,7 +328,7 @@ def by_hand(
 
     monkeypatch.setattr(on_types, "search", searched_by_hand)
     monkeypatch.setattr(on_types, "best_of", best_placed)
-    monkeypatch.setattr(on_types.DraftsOnTypes, "_baseline_drafts", lambda _: [])
+    monkeypatch.setattr(on_types.CandidatesOnTypes, "_baseline_candidates", lambda _: [])
     posed = ProblemPoser().posed(profile_on_types(ONE_DEVICE), cluster_of_types({"fast": 2, "slow": 1}))
     best, all_fit = posed.best("spindle", 0)
     assert best is not None
@@ -337,8 +342,8 @@ def test_the_best_of_all_schedules_is_taken_and_what_ends_too_late_is_not_placed
     """Mixing ones first, the wide one among them, then plain ones."""
     numbers: list[int] = []
 
-    def noted(drafts: Sequence[Draft], found: Placements) -> Placements:
-        numbers.append(len(drafts))
+    def noted(candidates: Sequence[Candidate], found: Placements) -> Placements:
+        numbers.append(len(candidates))
         return found
 
     best, all_fit = by_hand(monkeypatch, noted)
@@ -348,7 +353,7 @@ def test_the_best_of_all_schedules_is_taken_and_what_ends_too_late_is_not_placed
 
 
 def test_memory_that_only_mixing_schedules_lack_is_not_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_of_mixing(_: Sequence[Draft], found: Placements) -> Placements:
+    def none_of_mixing(_: Sequence[Candidate], found: Placements) -> Placements:
         return [each if each is not None and len(each.slices[0].devices) == 1 else None for each in found]
 
     best, all_fit = by_hand(monkeypatch, none_of_mixing)

@@ -13,9 +13,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.bound.bound import lower_bound, lower_bound_under
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.mixed import drafts as posed_module
+from spindle_cli.plan.mixed import candidates as posed_module
 from spindle_cli.plan.problem import MemoryFallback
-from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.schedule import Candidate
 from spindle_cli.plan.search.memory_fallback import (
     ABOVE_BOUND,
     every_split,
@@ -97,21 +97,21 @@ def test_baselines_that_end_later_than_the_best_iteration_are_not_placed(
 ) -> None:
     """Side by side two chains take 30 s, one after another twice as long."""
     chains = [metaop_on_types(f"{task}/net", 10, {"fast": 3.0, "slow": 3.0}, batch_size=1) for task in "ab"]
-    judged: list[str] = []
-    known = posed_module.judge
+    evaluated: list[str] = []
+    known = posed_module.evaluate
 
-    def judge(problem: object, draft: Draft) -> object:
-        judged.append(draft.name)
-        return known(problem, draft)  # type: ignore[arg-type]
+    def evaluate(problem: object, candidate: Candidate) -> object:
+        evaluated.append(candidate.name)
+        return known(problem, candidate)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(posed_module, "judge", judge)
+    monkeypatch.setattr(posed_module, "evaluate", evaluate)
     posed = ProblemPoser().posed(profile_on_types(*chains), ONE_EACH)
     best, fits = posed.best("spindle", 0)
     assert best is not None
     assert fits
-    assert judged == []
+    assert evaluated == []
     assert posed.best("sequential", 0)[0] is not None
-    assert judged == ["sequential"]
+    assert evaluated == ["sequential"]
 
 
 def with_state(fast_gib: float, slow_gib: float) -> tuple[Profile, Cluster]:

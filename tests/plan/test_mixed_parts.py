@@ -36,18 +36,18 @@ def test_a_part_has_allocations_that_all_its_types_have_room_for(
 def test_the_two_best_parts_are_searched_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts whose schedules end after 1, 2, ... s, with sums after 5, 4, 3 s and so on."""
     iteration_s = {1.0: 5.0, 2.0: 4.0, 3.0: 3.0, 4.5: 4.6, 4.9: 1.0}
-    judged: list[float] = []
+    evaluated: list[float] = []
 
-    def judge(_: object, draft: SimpleNamespace) -> SimpleNamespace:
-        judged.append(draft.pieces[-1].end_s)
-        seconds = iteration_s[judged[-1]]
+    def evaluate(_: object, candidate: SimpleNamespace) -> SimpleNamespace:
+        evaluated.append(candidate.pieces[-1].end_s)
+        seconds = iteration_s[evaluated[-1]]
         return SimpleNamespace(rank=lambda: (False, seconds), prediction=SimpleNamespace(iteration_s=seconds))
 
-    drafts = {end_s: SimpleNamespace(pieces=[SimpleNamespace(end_s=end_s)]) for end_s in iteration_s}
-    monkeypatch.setattr(parts_module, "judge_as_placed", judge)
-    monkeypatch.setattr(parts_module, "_draft_in_turn", lambda _, part: drafts[part])
+    candidates = {end_s: SimpleNamespace(pieces=[SimpleNamespace(end_s=end_s)]) for end_s in iteration_s}
+    monkeypatch.setattr(parts_module, "evaluate_as_placed", evaluate)
+    monkeypatch.setattr(parts_module, "_candidate_in_turn", lambda _, part: candidates[part])
     found = _fastest_in_turn(None, list(iteration_s), inf)  # type: ignore[arg-type]  # numbers for parts
     assert MOST_SEARCHED == 2
     assert [part for _, part in found] == [3.0, 2.0]
     # From the third on no iteration is shorter than the second best, 4 s, whose schedule alone takes longer.
-    assert judged == [1.0, 2.0, 3.0]
+    assert evaluated == [1.0, 2.0, 3.0]

@@ -169,7 +169,7 @@ def test_sets_move_activations_to_host_memory_unless_the_user_says_otherwise() -
     known = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=8)
     host = Link(latency_us=10, bandwidth_gb_per_s=50)
     known = known.with_links(known.links.model_copy(update={"host": host}))
-    free, left = (make_plan(profile, known, offload=asked) for asked in (None, False))
+    free, left = (make_plan(profile, known, offload=request) for request in (None, False))
     assert check_plan(free, profile) == () == check_plan(left, profile)
     assert all(moved(each)[0] > 0 for each in free.set_plans.values())
     assert all(moved(each)[0] == 0 for each in left.set_plans.values())

@@ -21,7 +21,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, Profile
 from spindle_cli.units import GIB, MIB
@@ -167,8 +167,8 @@ def test_it_is_left_where_the_user_says_so_and_where_all_fits() -> None:
     left = make_plan(profile, cluster(50.0, 50.0), offload=False)
     assert left.slices == without.slices
     assert left.cluster == cluster(50.0, 50.0)
-    asked = make_plan(profile, cluster(50.0, 50.0), offload=True)
-    assert asked == make_plan(profile, cluster(50.0, 50.0))
+    request = make_plan(profile, cluster(50.0, 50.0), offload=True)
+    assert request == make_plan(profile, cluster(50.0, 50.0))
     assert moved(make_plan(profile, cluster(50.0, 50.0, memory_gib=40))) == (0, 0)
     with pytest.raises(UsageError, match="does not say how fast its devices reach host memory"):
         make_plan(profile, cluster(None, None), offload=True)

@@ -25,9 +25,9 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.passes import _stalls
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback
-from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.search.memory_fallback import describe
-from spindle_cli.plan.sets.choose import judge_in_turn, of_tasks
+from spindle_cli.plan.sets.choose import evaluate_in_turn, of_tasks
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
@@ -159,7 +159,7 @@ def test_sets_of_tasks_fit_a_node_s_memory_each_by_itself(host_memory_gib: float
         for metaop, ranges in zip(profile.metaops, [((0, 12),), ()], strict=True)
     ]
     both = as_early_as_possible(slices, profile.by_name)
-    found = judge_in_turn([make_problem(profile, on), a, b], [both, slices[:1], slices[1:]])
+    found = evaluate_in_turn([make_problem(profile, on), a, b], [both, slices[:1], slices[1:]])
     assert (found is not None) == fits
 
 
@@ -174,12 +174,12 @@ def test_what_is_shared_out_is_kept_beside_what_is_moved() -> None:
         param_bytes_per_op=MIB,
     )
     profile = profile_of(metaop).model_copy(update={"optimizer_state_sharded": True})
-    asked = {"a/m": Sharding.PARAMETERS}
+    request = {"a/m": Sharding.PARAMETERS}
     without, with_link = (
-        make_plan(profile, cluster(speed, num_devices=2), sharding=asked) for speed in (None, 1.1)
+        make_plan(profile, cluster(speed, num_devices=2), sharding=request) for speed in (None, 1.1)
     )
     assert moved(without)[0] == 0 < moved(without)[1]
-    assert with_link.sharding == asked and not check_plan(with_link, profile)
+    assert with_link.sharding == request and not check_plan(with_link, profile)
     assert moved(with_link)[0] > 0
     assert with_link.predicted.iteration_s < without.predicted.iteration_s
     assert any("in host memory" in note for note in with_link.notes)
@@ -189,7 +189,7 @@ def test_sets_of_tasks_move_nothing_where_the_user_says_so() -> None:
     whole = profile_of(net(), net("b/m", 2, 1))
     sets = tuple(TaskShare(tasks=tuple(tasks), share=0.5) for tasks in ("a", "ab"))
     profile = whole.model_copy(update={"task_sets": sets})
-    free, left = (make_plan(profile, cluster(1.1), offload=asked) for asked in (None, False))
+    free, left = (make_plan(profile, cluster(1.1), offload=request) for request in (None, False))
     assert all(moved(each)[0] > 0 for each in free.set_plans.values())
     assert all(moved(each)[0] == 0 for each in left.set_plans.values())
 

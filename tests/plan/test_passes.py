@@ -7,7 +7,7 @@ between nodes 20 us and 1 GB/s.
 from __future__ import annotations
 
 import pytest
-from drafts import draft_of, predicted, problem_of
+from candidates import candidate_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.files.cluster import Cluster
@@ -29,9 +29,9 @@ def taker(name: str, *inputs: str) -> MetaOpProfile:
 
 def added_s(problem: Problem, *jobs: tuple[int, float, int]) -> float:
     """What transfers add to a schedule of (MetaOp, start, device)."""
-    draft = draft_of(problem, *((node, 0, 1, 1, start_s) for node, start_s, _ in jobs))
-    placed = Placed(draft, tuple((device,) for *_, device in jobs))
-    return predicted(problem, placed, draft.end_s).transfer_s
+    candidate = candidate_of(problem, *((node, 0, 1, 1, start_s) for node, start_s, _ in jobs))
+    placed = Placed(candidate, tuple((device,) for *_, device in jobs))
+    return predicted(problem, placed, candidate.end_s).transfer_s
 
 
 def test_what_a_device_receives_comes_one_after_another_and_so_does_what_it_sends() -> None:

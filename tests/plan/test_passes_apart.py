@@ -16,7 +16,7 @@ from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem, parts_of
-from spindle_cli.plan.search.judge import measure, measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 from spindle_cli.units import GIB, MIB

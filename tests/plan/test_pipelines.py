@@ -13,8 +13,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.pipelines.candidates import may_gain, pipelines
 from spindle_cli.plan.pipelines.cuts import Cutter, Piece, with_part
-from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
 from spindle_cli.plan.pipelines.search import LEAST_COUNTED, Beside, Search, State
 from spindle_cli.plan.pipelines.sections import Section, sections_of
@@ -22,7 +22,7 @@ from spindle_cli.plan.pipelines.timetable import PieceSeconds, timetable
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.search.judge import judge
+from spindle_cli.plan.search.evaluate import evaluate
 from spindle_cli.profile.types import MetaOpProfile, ProcessorCosts
 
 MIB = 2**20
@@ -257,12 +257,12 @@ def test_pipelines_may_gain_where_links_take_two_percent_or_compute_is_far_from_
 def test_a_pipeline_whose_order_holds_too_much_runs_in_groups_of_tasks() -> None:
     tasks = [task.model_copy(update={"activation_bytes_per_op": 64 * MIB}) for task in generalist()]
     roomy = problem_of(*tasks, cluster=apart(2))
-    draft = next(pipelines(roomy, 0))
-    as_found = judge(roomy, draft)
+    candidate = next(pipelines(roomy, 0))
+    as_found = evaluate(roomy, candidate)
     assert as_found is not None
     most = max(device.total_bytes for device in as_found.memory)
     short = problem_of(*tasks, cluster=apart(2, memory_gib=(most - 1) / 2**30))
-    in_groups = judge(short, draft)
+    in_groups = evaluate(short, candidate)
     assert in_groups is not None
     assert max(device.total_bytes for device in in_groups.memory) < most
     assert in_groups.prediction.iteration_s > as_found.prediction.iteration_s
@@ -322,21 +322,21 @@ def test_pipelines_are_tried_where_sums_alone_make_a_plan_longer() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_pipelines_run_every_op_once_and_hold_nothing_in_two_lanes(shape: Shape) -> None:
     problem = make_problem(random_profile(1, shape), apart(4))
-    for draft in pipelines(problem, 0):
-        assert draft.devices is not None
+    for candidate in pipelines(problem, 0):
+        assert candidate.devices is not None
         ran = {
             (problem.nodes[piece.node].metaop.name, op)
-            for piece in draft.pieces
+            for piece in candidate.pieces
             for op in range(piece.first, piece.last)
         }
-        assert len(ran) == sum(piece.num_ops for piece in draft.pieces)
+        assert len(ran) == sum(piece.num_ops for piece in candidate.pieces)
         assert len(ran) == sum(node.num_ops for node in problem.nodes)
         pieces = [
             (problem.nodes[piece.node].metaop.name, piece.first, piece.last, (min(devices),))
-            for piece, devices in zip(draft.pieces, draft.devices, strict=True)
+            for piece, devices in zip(candidate.pieces, candidate.devices, strict=True)
         ]
         assert all(len(lane) == 1 for lane in holders(problem, pieces).values())
-        assert judge(problem, draft) is not None
+        assert evaluate(problem, candidate) is not None
 
 
 def test_a_longer_search_for_pipelines_tries_what_the_shorter_ones_do() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drafts import draft_of, predicted, problem_of
+from candidates import candidate_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.errors import NoPlanError
@@ -16,7 +16,7 @@ from spindle_cli.plan.placing.calendar import Calendar
 from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.schedule import Placed
-from spindle_cli.plan.search.judge import best_of, measure
+from spindle_cli.plan.search.evaluate import best_of, measure
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ProcessorCosts
 from spindle_cli.simulate.run import simulate
@@ -29,8 +29,8 @@ def test_a_metaops_next_slice_stays_where_it_is() -> None:
     problem = problem_of(
         cluster_of(4), metaop_of("a/m", 2, ANY, parameters=None), metaop_of("b/m", 1, ANY, parameters=None)
     )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (0, 1, 2, 2, 4.0))
-    first, _, next_slice = place(problem, draft, PlacementWeights()).devices
+    candidate = candidate_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (0, 1, 2, 2, 4.0))
+    first, _, next_slice = place(problem, candidate, PlacementWeights()).devices
     assert next_slice == first
 
 
@@ -43,8 +43,10 @@ def test_a_consumer_goes_to_the_node_of_its_input() -> None:
         metaop_of("b/n", 1, ANY, inputs=("b/m",)),
         metaop_of("a/n", 1, ANY, inputs=("a/m",)),
     )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
-    a, b, after_b, after_a = place(problem, draft, PlacementWeights()).devices
+    candidate = candidate_of(
+        problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0)
+    )
+    a, b, after_b, after_a = place(problem, candidate, PlacementWeights()).devices
     assert (after_b, after_a) == (b, a)
     assert {cluster.node_of[d] for d in a} != {cluster.node_of[d] for d in b}
 
@@ -52,8 +54,8 @@ def test_a_consumer_goes_to_the_node_of_its_input() -> None:
 def test_a_wider_slice_keeps_the_rows_that_devices_hold() -> None:
     """From shares of 1/2 on devices 0 and 1 to shares of 1/4: each keeps a quarter of its half."""
     problem = problem_of(cluster_of(4), metaop_of("a/m", 2, ANY))
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (0, 1, 2, 4, 4.0))
-    narrow, wide = place(problem, draft, PlacementWeights()).devices
+    candidate = candidate_of(problem, (0, 0, 1, 2, 0.0), (0, 1, 2, 4, 4.0))
+    narrow, wide = place(problem, candidate, PlacementWeights()).devices
     for share, device in enumerate(wide):
         if device in narrow:
             assert share // 2 == narrow.index(device)
@@ -67,15 +69,19 @@ def test_metaops_with_the_same_parameters_share_devices() -> None:
         metaop_of("c/m", 1, ANY, parameters="q"),
         metaop_of("d/m", 1, ANY, parameters="p"),
     )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
-    p, q, q_again, p_again = (set(devices) for devices in place(problem, draft, PlacementWeights()).devices)
+    candidate = candidate_of(
+        problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0)
+    )
+    p, q, q_again, p_again = (
+        set(devices) for devices in place(problem, candidate, PlacementWeights()).devices
+    )
     assert (p_again, q_again) == (p, q)
 
 
 def test_in_sequence_is_the_lowest_free_devices() -> None:
     problem = problem_of(cluster_of(4), metaop_of("a/m", 1, ANY), metaop_of("b/m", 1, ANY))
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 2, 0.0))
-    assert place_in_sequence(problem, draft).devices == ((0,), (1, 2))
+    candidate = candidate_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 2, 0.0))
+    assert place_in_sequence(problem, candidate).devices == ((0,), (1, 2))
 
 
 def test_memory_is_balanced_when_it_is_short() -> None:
@@ -85,11 +91,11 @@ def test_memory_is_balanced_when_it_is_short() -> None:
         for name in "abcd"
     ]
     problem = problem_of(cluster_of(2, memory_gib=2.5), *metaops)
-    draft = draft_of(problem, *((i, 0, 1, 1, float(i)) for i in range(4)))
-    (judged,) = best_of(problem, [draft])
-    assert judged is not None
-    assert max(need.total_bytes for need in judged.memory) <= 2.5 * 2**30
-    assert measure(problem, "by hand", exact_slices(problem, Placed(draft, ((0,),) * 4))) is None
+    candidate = candidate_of(problem, *((i, 0, 1, 1, float(i)) for i in range(4)))
+    (evaluated,) = best_of(problem, [candidate])
+    assert evaluated is not None
+    assert max(need.total_bytes for need in evaluated.memory) <= 2.5 * 2**30
+    assert measure(problem, "by hand", exact_slices(problem, Placed(candidate, ((0,),) * 4))) is None
 
 
 def test_one_device_has_no_transfers_and_no_sums() -> None:
@@ -101,7 +107,7 @@ def test_a_gradient_sum_follows_the_backward_pass() -> None:
     """2 devices, 1 op: the ring moves 1 MiB once each way after everything else is done."""
     cluster = cluster_of(2)
     problem = problem_of(cluster, metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=2**20))
-    placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), PlacementWeights())
+    placed = place(problem, candidate_of(problem, (0, 0, 1, 2, 0.0)), PlacementWeights())
     prediction = predicted(problem, placed, 3.0)
     assert prediction.transfer_s == pytest.approx(0.0)
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
@@ -111,10 +117,10 @@ def test_gradients_of_what_tensor_parallelism_splits_are_summed_over_data_parall
     """8 MiB on 8 devices: dp 1 x tp 8 sums nothing; dp 2 x tp 4 sums 2 MiB over each of 4 pairs, at once."""
     cluster = cluster_of(8)
     alone = problem_of(cluster, split_metaop("a/m", 4.0, dp=1, tp=8, param_bytes_per_op=2**23))
-    devices = Placed(draft_of(alone, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
+    devices = Placed(candidate_of(alone, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
     assert predicted(alone, devices, 4.0).gradient_sum_s == 0.0
     pairs = problem_of(cluster, split_metaop("a/m", 4.0, dp=2, tp=4, param_bytes_per_op=2**23))
-    devices = Placed(draft_of(pairs, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
+    devices = Placed(candidate_of(pairs, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
     assert predicted(pairs, devices, 4.0).gradient_sum_s == pytest.approx(2 * (10e-6 + 2**20 / 5e9))
 
 
@@ -125,7 +131,7 @@ def test_what_tensor_parallelism_leaves_whole_is_summed_over_all_its_devices() -
             "a/m", 4.0, dp=1, tp=2, param_bytes_per_op=2**23 + 2**20, whole_param_bytes_per_op=2**20
         ),
     )
-    placed = Placed(draft_of(problem, (0, 0, 1, 2, 0.0)), ((0, 1),))
+    placed = Placed(candidate_of(problem, (0, 0, 1, 2, 0.0)), ((0, 1),))
     assert predicted(problem, placed, 4.0).gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
 
 
@@ -137,8 +143,8 @@ def test_a_step_of_several_batches_sums_and_updates_once_and_transfers_in_each()
     )
     profile = profile_of(*metaops).model_copy(update={"accumulate": 4})
     problem = make_problem(profile, cluster_of(2))
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0, step_s=1.0)
+    candidate = candidate_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(candidate, ((0,), (1,))), 6.0, step_s=1.0)
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
     # Device 1 has run its op backward before device 0 has; the sum comes behind that.
     assert moved.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9) / 4)
@@ -156,7 +162,7 @@ def test_what_shared_optimizers_update_is_gathered_before_the_next_forward_pass(
         update={"optimizer_state_sharded": True, "accumulate": batches}
     )
     problem = make_problem(profile, cluster_of(2))
-    prediction = predicted(problem, Placed(draft_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 6.0)
+    prediction = predicted(problem, Placed(candidate_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 6.0)
     flags_s = 2 * (10e-6 + 1 / 5e9)
     assert prediction.gradient_sum_s == pytest.approx((2 * (10e-6 + 2**19 / 5e9) + flags_s) / batches)
 
@@ -168,8 +174,8 @@ def test_gradients_come_back_to_each_device_of_a_split_share() -> None:
         split_metaop("a/m", 3.0, dp=1, tp=2),
         metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",)),
     )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predicted(problem, Placed(draft, ((0, 1), (2,))), 6.0)
+    candidate = candidate_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(candidate, ((0, 1), (2,))), 6.0)
     assert moved.transfer_s == pytest.approx(3 * (10e-6 + 2**16 / 5e9))
 
 
@@ -178,10 +184,10 @@ def test_a_transfer_delays_its_consumer_both_ways() -> None:
     problem = problem_of(
         cluster_of(2), metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",))
     )
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
+    candidate = candidate_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(candidate, ((0,), (1,))), 6.0)
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
-    assert predicted(problem, Placed(draft, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
+    assert predicted(problem, Placed(candidate, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
 
 
 def test_messages_and_the_losses_sum_take_time_of_processors_that_send_them() -> None:
@@ -191,8 +197,8 @@ def test_messages_and_the_losses_sum_take_time_of_processors_that_send_them() ->
     profile = profile_of(metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",)))
     costs = ProcessorCosts(message_s=0.001)
     problem = make_problem(profile.model_copy(update={"processor": costs}), cluster_of(2))
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
+    candidate = candidate_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(candidate, ((0,), (1,))), 6.0)
     assert moved.processor_s == pytest.approx(2 * 0.010)
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
 
@@ -225,7 +231,7 @@ def test_a_split_slice_waits_until_a_whole_node_is_free() -> None:
         metaop_of("c/n", 1, {2: 1.0}, inputs=("c/m",)),
     )
     jobs = [(i, 0, 1, 1, 0.0) for i in range(4)] + [(4, 0, 1, 2, 2.0), (5, 0, 1, 2, 3.0)]
-    placed = place(problem, draft_of(problem, *jobs), PlacementWeights())
+    placed = place(problem, candidate_of(problem, *jobs), PlacementWeights())
     *_, split, after = placed.devices
     assert placed.devices[:4] == ((0,), (1,), (2,), (3,))
     assert split == (2, 3)
@@ -248,9 +254,9 @@ def test_what_comes_after_a_late_slice_is_late_too() -> None:
         metaop_of("e/m", 1, {1: 1.0}),
     )
     jobs = ((0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (2, 0, 1, 2, 2.0), (3, 0, 1, 3, 3.0), (4, 0, 1, 1, 4.0))
-    draft = draft_of(problem, *jobs)
-    calendar = Calendar(problem, draft)
-    a, b, c, d, e = draft.pieces
+    candidate = candidate_of(problem, *jobs)
+    calendar = Calendar(problem, candidate)
+    a, b, c, d, e = candidate.pieces
     calendar.take(a, (0,))
     calendar.take(b, (2,))
     assert calendar.available(c, list) == [1, 2, 3]
@@ -264,8 +270,8 @@ def test_whole_groups_are_taken_of_each_node() -> None:
     """Nodes of 3 devices and groups of 2: one group of each node, and one device of each left over."""
     cluster = cluster_of(6, devices_per_node=3)
     problem = problem_of(cluster, split_metaop("a/m", 1.0, dp=2, tp=2))
-    draft = draft_of(problem, (0, 0, 1, 4, 0.0))
-    for placed in (place(problem, draft, PlacementWeights()), place_in_sequence(problem, draft)):
+    candidate = candidate_of(problem, (0, 0, 1, 4, 0.0))
+    for placed in (place(problem, candidate, PlacementWeights()), place_in_sequence(problem, candidate)):
         ((a, b, c, d),) = placed.devices
         assert [cluster.node_of[device] for device in (a, b)] == [0, 0]
         assert [cluster.node_of[device] for device in (c, d)] == [1, 1]
@@ -302,8 +308,8 @@ def test_exchanges_between_nodes_move_whole_groups() -> None:
         for shared, tasks in (("x", "ab"), ("y", "cd"))
     )
     problem = problem_of(cluster, *of_x, *of_y)
-    draft = draft_of(problem, *((i, 0, 1, 2, 0.0) for i in range(4)))
-    placed = exact_slices(problem, Placed(draft, ((0, 1), (4, 5), (2, 3), (6, 7))))
+    candidate = candidate_of(problem, *((i, 0, 1, 2, 0.0) for i in range(4)))
+    placed = exact_slices(problem, Placed(candidate, ((0, 1), (4, 5), (2, 3), (6, 7))))
     assert bound_together(placed, 8) == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), (6, 7), (6, 7)]
     a, b, c, d = (piece.devices for piece in arrange(problem, placed, 40)[0])
     assert all(cluster.is_inside_node(devices) for devices in (a + b, c + d))
@@ -312,12 +318,12 @@ def test_exchanges_between_nodes_move_whole_groups() -> None:
 
 def test_a_schedule_below_the_bound_is_our_bug() -> None:
     problem = problem_of(cluster_of(1), metaop_of("a/m", 1, {1: 3.0}))
-    placed = Placed(draft_of(problem, (0, 0, 1, 1, 0.0)), ((0,),))
-    judged = measure(problem, "by hand", exact_slices(problem, placed))
-    assert judged is not None
-    require_above(judged.prediction.compute_s, judged.prediction.compute_s, "by hand")
+    placed = Placed(candidate_of(problem, (0, 0, 1, 1, 0.0)), ((0,),))
+    evaluated = measure(problem, "by hand", exact_slices(problem, placed))
+    assert evaluated is not None
+    require_above(evaluated.prediction.compute_s, evaluated.prediction.compute_s, "by hand")
     with pytest.raises(BelowBoundError, match=r"ends at 3 s, before the lower bound .* 3\.0001 s"):
-        require_above(3.0001, judged.prediction.compute_s, "by hand")
+        require_above(3.0001, evaluated.prediction.compute_s, "by hand")
 
 
 @pytest.mark.parametrize(("nics", "at_once"), [(1, 1), (2, 2), (4, 4), (None, 4)])
@@ -329,8 +335,8 @@ def test_transfers_of_a_node_go_through_its_cards_one_after_another(nics: int | 
     problem = problem_of(
         cluster, metaop_of("a/m", 1, curve), metaop_of("a/n", 1, curve, inputs=("a/m",), parameters="a/n")
     )
-    draft = draft_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 3.0))
-    moved = predicted(problem, Placed(draft, ((0, 1, 2, 3), (4, 5, 6, 7))), 6.0)
+    candidate = candidate_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 3.0))
+    moved = predicted(problem, Placed(candidate, ((0, 1, 2, 3), (4, 5, 6, 7))), 6.0)
     assert moved.transfer_s == pytest.approx(2 * 4 / at_once * (20e-6 + 2**14 / 1e9))
 
 

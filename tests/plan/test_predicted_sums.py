@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drafts import draft_of, predicted, problem_of
+from candidates import candidate_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import all_reduce_s
@@ -25,8 +25,10 @@ def test_sums_go_in_the_order_in_which_they_are_complete() -> None:
         metaop_of("c/m", 1, {1: 3.0}, parameters="p"),
         metaop_of("d/m", 1, {1: 3.0}, parameters="q"),
     )
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (2, 0, 1, 1, 0.0), (3, 0, 1, 1, 3.0))
-    prediction = predicted(problem, Placed(draft, ((0,), (2,), (1,), (1,))), 30.0)
+    candidate = candidate_of(
+        problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (2, 0, 1, 1, 0.0), (3, 0, 1, 1, 3.0)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0,), (2,), (1,), (1,))), 30.0)
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
 
 
@@ -53,9 +55,9 @@ def test_sums_start_when_they_are_complete_whatever_their_devices_run_then(
         metaop_of("c/m", 2, {1: other_op_s}),
     )
     begin_s = 2 * other_op_s
-    draft = draft_of(problem, (0, 0, 4, 1, 0.0), (2, 0, 2, 1, 0.0), (1, 0, 4, 1, begin_s))
+    candidate = candidate_of(problem, (0, 0, 4, 1, 0.0), (2, 0, 2, 1, 0.0), (1, 0, 4, 1, begin_s))
     compute_s = max(12.0, begin_s + 3.6)
-    prediction = predicted(problem, Placed(draft, ((0,), (1,), (1,))), compute_s)
+    prediction = predicted(problem, Placed(candidate, ((0,), (1,), (1,))), compute_s)
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
@@ -82,8 +84,8 @@ def test_sums_are_behind_a_pass_that_adds_to_them_and_waits_for_others_inside(
         metaop_of("b/m", 4, {2: 2.25}, **parameters).model_copy(update=waiting),
     )
     problem = problem_of(cluster_of(3), alone, other)
-    draft = draft_of(problem, (0, 0, 4, 1, 0.0), (1, 0, 4, 2, 0.0))
-    prediction = predicted(problem, Placed(draft, ((0,), (1, 2))), 12.0)
+    candidate = candidate_of(problem, (0, 0, 4, 1, 0.0), (1, 0, 4, 2, 0.0))
+    prediction = predicted(problem, Placed(candidate, ((0,), (1, 2))), 12.0)
     assert prediction.gradient_sum_s == pytest.approx(5.0, abs=1e-3)
 
 
@@ -103,8 +105,8 @@ def test_sums_start_inside_of_a_pass_that_waits_for_others_if_it_is_the_last_to_
         metaop_of("c/m", 2, {1: 3.0}),
     )
     first = [(2, 0, 2, 1, 0.0)] if more else []
-    draft = draft_of(problem, *first, (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0))
-    placed = Placed(draft, (*([(0,)] if more else []), (1, 2), (0,)))
+    candidate = candidate_of(problem, *first, (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0))
+    placed = Placed(candidate, (*([(0,)] if more else []), (1, 2), (0,)))
     prediction = predicted(problem, placed, 9.0)
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
@@ -122,8 +124,8 @@ def test_sums_are_behind_passes_that_wait_for_others_inside_but_for_that_which_i
         metaop_of("a/m", 4, {2: 2.25}, **parameters),
         metaop_of("b/m", 4, {2: other_op_s}, **parameters),
     )
-    draft = draft_of(problem, (0, 0, 4, 2, 0.0), (1, 0, 4, 2, 0.0))
-    prediction = predicted(problem, Placed(draft, ((0, 1), (2, 3))), 9.0)
+    candidate = candidate_of(problem, (0, 0, 4, 2, 0.0), (1, 0, 4, 2, 0.0))
+    prediction = predicted(problem, Placed(candidate, ((0, 1), (2, 3))), 9.0)
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
@@ -142,8 +144,10 @@ def test_sums_of_a_device_go_by_when_they_are_complete_not_by_their_last_passes(
         metaop_of("c/m", 1, {1: 0.3}, parameter_blocks=(3,), **others),
         metaop_of("d/m", 4, {1: 3.0}, parameter_blocks=(0, 1, 2, 3), **others),
     )
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (3, 0, 4, 1, 0.0), (2, 0, 1, 1, 0.3))
-    prediction = predicted(problem, Placed(draft, ((0,), (1,), (2,), (1,))), 12.0)
+    candidate = candidate_of(
+        problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (3, 0, 4, 1, 0.0), (2, 0, 1, 1, 0.3)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0,), (1,), (2,), (1,))), 12.0)
     assert prediction.gradient_sum_s == pytest.approx(1.0, abs=1e-3)
 
 
@@ -153,8 +157,8 @@ def test_statistics_summed_by_devices_further_apart_than_the_curve_has_them_come
     found = {}
     for devices in ((0, 1), (1, 2)):
         problem = problem_of(cluster, metaop_of("a/m", 4, {2: 3.0}, batch_sums=sums, param_bytes_per_op=0))
-        draft = draft_of(problem, (0, 0, 4, 2, 0.0))
-        found[devices] = predicted(problem, Placed(draft, (devices,)), 12.0)
+        candidate = candidate_of(problem, (0, 0, 4, 2, 0.0))
+        found[devices] = predicted(problem, Placed(candidate, (devices,)), 12.0)
         more_s = 4 * 5 * all_reduce_s(1000, devices, cluster)
         assert found[devices].transfer_s == pytest.approx(more_s)
     assert found[1, 2].iteration_s > found[0, 1].iteration_s > 12
@@ -180,8 +184,8 @@ def test_sums_between_nodes_through_one_card_go_one_after_another(
         metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=10**9),
         metaop_of("b/m", 1, {2: 3.0}, param_bytes_per_op=10**9),
     )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0))
-    prediction = predicted(problem, Placed(draft, devices), 3.0)
+    candidate = candidate_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0))
+    prediction = predicted(problem, Placed(candidate, devices), 3.0)
     slowest_s = max(all_reduce_s(10**9, each, cluster) for each in devices)
     assert prediction.gradient_sum_s == pytest.approx(times * slowest_s, rel=1e-6)
 
@@ -200,8 +204,10 @@ def test_sums_of_some_devices_wait_for_none_of_others_that_is_not_ready() -> Non
         metaop_of("c/m", 2, {1: 3.0}, **others),
         metaop_of("d/m", 2, {1: 4.2}, **others),
     )
-    draft = draft_of(problem, (2, 0, 2, 1, 0.0), (3, 0, 2, 1, 0.0), (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0))
-    prediction = predicted(problem, Placed(draft, ((0,), (3,), (1, 2), (0,))), 9.0)
+    candidate = candidate_of(
+        problem, (2, 0, 2, 1, 0.0), (3, 0, 2, 1, 0.0), (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0,), (3,), (1, 2), (0,))), 9.0)
     assert prediction.gradient_sum_s == pytest.approx(8.2, abs=1e-3)
 
 
@@ -218,8 +224,8 @@ def test_gathers_of_several_sets_of_devices_take_turns() -> None:
         metaop_of("c/m", 1, {1: 3.0}, parameters="q", parameter_blocks=(5,), **size),
     ).model_copy(update={"optimizer_state_sharded": True})
     problem = make_problem(profile, cluster_of(3))
-    draft = draft_of(problem, (0, 0, 5, 2, 0.0), (1, 0, 6, 1, 0.0), (2, 0, 1, 1, 15.0))
-    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 18.0)
+    candidate = candidate_of(problem, (0, 0, 5, 2, 0.0), (1, 0, 6, 1, 0.0), (2, 0, 1, 1, 15.0))
+    prediction = predicted(problem, Placed(candidate, ((0, 1), (2,), (1,))), 18.0)
     assert prediction.gradient_sum_s == pytest.approx(6.5, abs=1e-3)
 
 
@@ -239,8 +245,10 @@ def test_gathers_whose_devices_are_busy_hold_up_no_others() -> None:
     ).model_copy(update={"optimizer_state_sharded": True})
     problem = make_problem(profile, cluster_of(4))
     jobs = ((0, 3, 2, 0.0), (1, 6, 1, 0.0), (5, 1, 1, 0.0), (3, 1, 1, 18.0), (4, 1, 1, 18.0), (2, 1, 1, 27.0))
-    draft = draft_of(problem, *((node, 0, ops, devices, start_s) for node, ops, devices, start_s in jobs))
-    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (3,), (2,), (3,), (1,))), 30.0)
+    candidate = candidate_of(
+        problem, *((node, 0, ops, devices, start_s) for node, ops, devices, start_s in jobs)
+    )
+    prediction = predicted(problem, Placed(candidate, ((0, 1), (2,), (3,), (2,), (3,), (1,))), 30.0)
     assert prediction.gradient_sum_s == pytest.approx(3.0, abs=1e-3)
 
 
@@ -256,8 +264,8 @@ def test_the_devices_that_have_gathered_least_go_first() -> None:
         metaop_of("c/m", 2, {1: 3.0}, parameter_blocks=(6, 7), **size),
     ).model_copy(update={"optimizer_state_sharded": True})
     problem = make_problem(profile, cluster_of(3))
-    draft = draft_of(problem, (0, 0, 2, 2, 0.0), (1, 0, 8, 1, 0.0), (2, 0, 2, 1, 6.0))
-    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 24.0)
+    candidate = candidate_of(problem, (0, 0, 2, 2, 0.0), (1, 0, 8, 1, 0.0), (2, 0, 2, 1, 6.0))
+    prediction = predicted(problem, Placed(candidate, ((0, 1), (2,), (1,))), 24.0)
     assert prediction.gradient_sum_s == pytest.approx(0.0, abs=1e-3)
 
 
@@ -277,8 +285,8 @@ def test_over_nccl_gathers_of_a_device_follow_each_other_as_they_are_needed(
         metaop_of("c/m", 1, {1: 3.0}, parameters="q", parameter_blocks=(5,), **size),
     ).model_copy(update={"optimizer_state_sharded": True})
     problem = make_problem(profile, cluster_of(3).model_copy(update={"backend": "nccl"}))
-    draft = draft_of(problem, (0, 0, 5, 2, 0.0), (1, 0, length, 1, 0.0), (2, 0, 1, 1, 15.0))
-    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 18.0)
+    candidate = candidate_of(problem, (0, 0, 5, 2, 0.0), (1, 0, length, 1, 0.0), (2, 0, 1, 1, 15.0))
+    prediction = predicted(problem, Placed(candidate, ((0, 1), (2,), (1,))), 18.0)
     assert prediction.gradient_sum_s == pytest.approx(gathers_s + 1.5, abs=1e-3)
 
 

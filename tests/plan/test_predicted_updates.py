@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drafts import draft_of, predicted, problem_of
+from candidates import candidate_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.account.types import ParameterGroup
@@ -73,7 +73,7 @@ def prediction_of(**training: object) -> Prediction:
     """Two ops of 40 MiB on two devices, 3 s forward and 6 s backward, and a step of 2 s for 80 MiB."""
     net = metaop_of("a/m", 2, {2: 4.5}, param_bytes_per_op=40 * MIB)
     problem = problem_of(cluster_of(2), net, **training)
-    return predicted(problem, Placed(draft_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 9.0, step_s=2.0)
+    return predicted(problem, Placed(candidate_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 9.0, step_s=2.0)
 
 
 def test_the_last_part_alone_is_behind_all_sums() -> None:
@@ -99,7 +99,7 @@ def test_the_first_part_waits_for_the_losses() -> None:
     own = metaop_of("a/m", 1, {1: 3.0}, param_bytes_per_op=40 * MIB)
     late = metaop_of("b/m", 1, {1: 9.0}).model_copy(update={"curve": (point,)})
     problem = problem_of(cluster_of(2), own, late, updates_by_parts=True)
-    placed = Placed(draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0)), ((0,), (1,)))
+    placed = Placed(candidate_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0)), ((0,), (1,)))
     losses_s = all_reduce_s(8 * 7, (0, 1), cluster_of(2))
     assert predicted(problem, placed, 9.0, step_s=20.0).iteration_s == pytest.approx(
         29.0 + losses_s, abs=1e-9

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafts import problem_of
+from candidates import problem_of
 from estimates import estimated
 
 from helpers.plans import cluster_of, metaop_of, slice_of
@@ -18,7 +18,7 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.nodes import GroupLinks
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.find import Found, find
+from spindle_cli.plan.best.find import PlanResult, find
 from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.written import Bounds, plan_of
@@ -35,7 +35,7 @@ from spindle_cli.plan.refine.moves import SCALE, draw_what_gains
 from spindle_cli.plan.refine.schedule import OFTEN
 from spindle_cli.plan.refine.search import Search, refined
 from spindle_cli.plan.refine.tables import MOST_KINDS
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
@@ -60,7 +60,7 @@ def gpus(num_devices: int, memory_gib: float = 24.0, *, per_node: int | None = N
     )
 
 
-def judged(problem: Problem, slices: list[Slice], order: list[Pass] | None = None) -> Judged:
+def evaluated(problem: Problem, slices: list[Slice], order: list[Pass] | None = None) -> EvaluatedCandidate:
     in_order = order or mirrored(range(len(slices)))
     found = measure_as_they_are(problem, "by hand", timed(problem, slices, in_order))
     assert found is not None, "it fits"
@@ -72,14 +72,14 @@ def gib_op(name: str, num_ops: int, op_s: dict[int, float], gib: float, **more: 
     return metaop_of(name, num_ops, op_s, activation_bytes_per_op=int(gib * GIB), **more)
 
 
-def two_tasks() -> tuple[Problem, Judged]:
+def two_tasks() -> tuple[Problem, EvaluatedCandidate]:
     """Two tasks that gain nothing by a second device, one after the other on both; side by side they take
     half as long.
     """
     tasks = [gib_op(f"{name}/net", 4, {1: 1.0, 2: 0.999}, 1.0) for name in "ab"]
     problem = problem_of(gpus(2), *tasks)
     slices = [slice_of(task, (0, 4), (0, 1), at_s) for task, at_s in zip(tasks, (0.0, 4.0), strict=True)]
-    return problem, judged(problem, slices)
+    return problem, evaluated(problem, slices)
 
 
 def test_tasks_that_gain_nothing_by_more_devices_run_side_by_side() -> None:
@@ -95,7 +95,7 @@ def test_a_task_goes_to_the_device_that_is_free() -> None:
     """Nothing else is to be changed: both run on one device, of two."""
     tasks = [gib_op(f"{name}/net", 1, {1: 1.0}, 1.0) for name in "ab"]
     problem = problem_of(gpus(2), *tasks)
-    begun = judged(
+    begun = evaluated(
         problem, [slice_of(task, (0, 1), (0,), at_s) for task, at_s in zip(tasks, (0.0, 1.0), strict=True)]
     )
     found = refined(problem, [begun], 0)
@@ -109,7 +109,7 @@ def recomputing() -> tuple[Problem, MetaOpProfile]:
     return problem_of(gpus(1, 24.0), task), task
 
 
-def part_recomputed(problem: Problem, task: MetaOpProfile, count: int) -> Judged | None:
+def part_recomputed(problem: Problem, task: MetaOpProfile, count: int) -> EvaluatedCandidate | None:
     """Its first so many ops recompute."""
     slices = [slice_of(task, (0, count), (0,), 0.0, recompute=True)]
     if count < task.num_ops:
@@ -160,7 +160,7 @@ def graph(num_tasks: int = 3) -> Profile:
     return profile.model_copy(update={"optimizer_state_sharded": True})
 
 
-def begun_on_all(problem: Problem) -> Judged:
+def begun_on_all(problem: Problem) -> EvaluatedCandidate:
     """Everything on all devices, a task at a time, all of it recomputed."""
     metaops = problem.profile.metaops
     slices = [
@@ -170,7 +170,7 @@ def begun_on_all(problem: Problem) -> Judged:
     order = []
     for task in range(0, len(slices), 2):
         order += mirrored((task, task + 1))
-    return judged(problem, slices, order)
+    return evaluated(problem, slices, order)
 
 
 def test_what_is_found_is_found_again_and_more_effort_finds_no_less() -> None:
@@ -191,7 +191,7 @@ def test_estimates_are_near_the_prediction_and_the_account(per_node: int) -> Non
         under_way.go_on(PASSES)
     slices = under_way.translation.slices_of(under_way.kept)
     found = measure_as_they_are(problem, "by hand", slices)
-    assert found is not None, "what was kept has been judged to fit"
+    assert found is not None, "what was kept has been evaluated to fit"
     peaks = under_way._peaks(under_way.kept)
     reserve = np.array(problem.cluster.reserve_bytes)
     needed = np.array([need.total_bytes for need in found.memory]) - reserve
@@ -217,7 +217,7 @@ def test_sums_and_parameters_of_two_devices_are_estimated_as_predicted(
     own = {"param_bytes_per_op": int(param_mib * 2**20)}
     task = metaop_of("a/net", 8, {1: op_s, 2: 0.6 * op_s}, **own)
     problem = problem_of(gpus(2), task, optimizer_state_sharded=is_sharded)
-    begun = judged(problem, [slice_of(task, (0, 8), (0, 1), 0.0)])
+    begun = evaluated(problem, [slice_of(task, (0, 8), (0, 1), 0.0)])
     seconds, filled = estimated(problem, begun)
     flags_s = FLAGS_S if is_sharded else 0.0
     assert seconds == pytest.approx(begun.prediction.iteration_s - flags_s, rel=1e-6, abs=1e-7)
@@ -230,7 +230,7 @@ def test_what_is_handed_on_is_estimated_as_predicted() -> None:
     taking = metaop_of("a/two", 1, {1: 0.1}, inputs=("a/one",))
     problem = problem_of(gpus(2), made, taking)
     slices = [slice_of(made, (0, 1), (0,), 0.0), slice_of(taking, (0, 1), (1,), 0.1)]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     seconds, filled = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
     assert begun.prediction.transfer_s == pytest.approx(2 * (3e-6 + GIB / 160e9))
@@ -248,7 +248,7 @@ def test_sums_of_devices_in_many_homes_are_estimated_as_predicted() -> None:
         slice_of(task, (0, 1), (first[number], 3 + number), 0.01 * number)
         for number, task in enumerate(tasks)
     ]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     seconds, _ = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
 
@@ -267,7 +267,7 @@ def test_what_comes_early_waits_for_its_takers_buffers(num_between: int, starts_
         *(slice_of(task, (0, 1), (1,), 0.03 * number) for number, task in enumerate(between)),
         slice_of(taking, (0, 1), (1,), 0.03 * max(1, num_between)),
     ]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     seconds, _ = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
     # The taker's pass and its backward pass, and all other backward passes of its device, or, while these
@@ -275,7 +275,7 @@ def test_what_comes_early_waits_for_its_takers_buffers(num_between: int, starts_
     behind_s = 0.01 + 0.02 + max(0.02 * num_between, 0.035 + 0.02)
     assert begun.prediction.iteration_s == pytest.approx(starts_s + 0.035 + behind_s, abs=1e-5)
     bounds = Bounds(0.0, AnyCut(problem.profile, problem.cluster))
-    plan = plan_of(problem.profile, problem.cluster, "spindle", Found(begun, is_short=False), bounds)
+    plan = plan_of(problem.profile, problem.cluster, "spindle", PlanResult(begun, is_short=False), bounds)
     assert simulate(plan).iteration_s == pytest.approx(begun.prediction.iteration_s, rel=1e-3)
 
 
@@ -293,7 +293,7 @@ def test_of_several_takers_all_have_to_hold_buffers() -> None:
         *(slice_of(task, (0, 1), (1,), 0.03 * number) for number, task in enumerate(before[:4])),
         slice_of(taking, (0, 1), (1, 2), 0.12),
     ]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     # From the third pass on 35 ms of messages, the taker's passes, and four backward passes.
     assert begun.prediction.iteration_s == pytest.approx(0.02 + 0.035 + 0.03 + 4 * 0.02, abs=1e-4)
     seconds, _ = estimated(problem, begun)
@@ -323,7 +323,7 @@ def test_over_nccl_what_one_pass_sends_another_starts_on_all_ways_together() -> 
         slice_of(taking[1], (0, 1), (2, 3), 0.12),
         slice_of(taking[2], (0, 1), (3,), 0.15),
     ]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     seconds, _ = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
 
@@ -368,7 +368,7 @@ def test_with_ample_memory_it_goes_on_where_links_decide(
     problem = problem_of(cluster, *tasks)
     begun: list[Problem] = []
 
-    def noted(problem: Problem, begins: list[Judged], effort: int) -> None:
+    def noted(problem: Problem, begins: list[EvaluatedCandidate], effort: int) -> None:
         begun.append(problem)
 
     monkeypatch.setattr("spindle_cli.plan.refine.search.refined", noted)

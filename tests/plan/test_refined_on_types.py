@@ -24,7 +24,7 @@ from spindle_cli.plan.refine import search
 from spindle_cli.plan.refine.evaluate import SLICE_COST
 from spindle_cli.plan.refine.search import CHAINS, MARKS, PATIENCE, SEED, Search, refined
 from spindle_cli.plan.refine.tables import options_of
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.slices import Slice
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.units import GIB, MIB
@@ -74,7 +74,7 @@ def piece_of(
     )
 
 
-def judged(problem: Problem, slices: list[Slice]) -> Judged:
+def evaluated(problem: Problem, slices: list[Slice]) -> EvaluatedCandidate:
     found = measure_as_they_are(problem, "by hand", timed(problem, slices, mirrored(range(len(slices)))))
     assert found is not None, "it fits"
     return found
@@ -85,7 +85,7 @@ def test_each_task_goes_to_the_type_that_is_fast_for_it() -> None:
     a = metaop_on_types("a/net", 1, {FAST: 1.0, SLOW: 9.0}, batch_size=1)
     b = metaop_on_types("b/net", 1, {FAST: 9.0, SLOW: 1.0}, batch_size=1)
     problem = problem_of(cluster(1, 1, per_node=1), a, b)
-    begun = judged(problem, [piece_of(a, (1,)), piece_of(b, (0,))])
+    begun = evaluated(problem, [piece_of(a, (1,)), piece_of(b, (0,))])
     assert begun.prediction.compute_s == pytest.approx(9.0)
     found = refined(problem, [begun], 0)
     assert found is not None
@@ -103,7 +103,7 @@ def test_unequal_shares_over_unequal_links_are_estimated_as_predicted(between: f
     taking = metaop_on_types("a/two", 1, TIMES, batch_size=6, **sizes)
     problem = problem_of(cluster(between=between), made, taking)
     slices = [piece_of(made, (0, 1, 2, 3), (0, 2, 4, 5, 6)), piece_of(taking, (0, 2), (0, 4, 6))]
-    begun = judged(problem, slices)
+    begun = evaluated(problem, slices)
     seconds, _ = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, abs=FLAGS_S)
     # The last share of each type is sent to its first device: 2 and 1 GiB inside of the nodes, both ways.
@@ -116,7 +116,7 @@ def test_what_goes_between_types_takes_their_link(between: float | None, gb_per_
     made = metaop_on_types("a/one", 1, TIMES, batch_size=1, output_bytes=GIB)
     taking = metaop_on_types("a/two", 1, TIMES, batch_size=1, inputs=("a/one",))
     problem = problem_of(cluster(between=between), made, taking)
-    begun = judged(problem, [piece_of(made, (0,)), piece_of(taking, (2,))])
+    begun = evaluated(problem, [piece_of(made, (0,)), piece_of(taking, (2,))])
     seconds, _ = estimated(problem, begun)
     assert begun.prediction.transfer_s == pytest.approx(2 * GIB / gb_per_s, rel=1e-2)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6)
@@ -129,7 +129,7 @@ def test_sums_over_shares_are_estimated_as_predicted(kind: str, devices: tuple[i
     sums = {"kind": kind, "num_bytes": GIB, "forward": 1.0, "backward": 2.0}
     task = metaop_on_types("a/net", 2, {FAST: 0.1, SLOW: 0.1}, batch_size=4, batch_sums=(sums,))
     problem = problem_of(cluster(), task)
-    begun = judged(problem, [piece_of(task, devices)])
+    begun = evaluated(problem, [piece_of(task, devices)])
     alone_s = 2 * 4 * 0.1 / len(devices)
     assert begun.prediction.iteration_s > alone_s + 0.015
     seconds, filled = estimated(problem, begun)
@@ -142,7 +142,7 @@ def test_memory_is_estimated_by_the_largest_share_of_a_type() -> None:
     keeps = {"activation_bytes_per_op": 7 * GIB, "param_bytes_per_op": 64 * MIB}
     task = metaop_on_types("a/net", 4, TIMES, batch_size=7, **keeps)
     problem = problem_of(cluster(), task)
-    filled = estimated(problem, judged(problem, [piece_of(task, (0, 1, 2, 3), (0, 3, 5, 6, 7))]))[1]
+    filled = estimated(problem, evaluated(problem, [piece_of(task, (0, 1, 2, 3), (0, 3, 5, 6, 7))]))[1]
     assert [filled[device] for device in (0, 2, 3)] == pytest.approx([1.0] * 3, rel=0.02)
     assert filled[1] > 1.2  # no less than it has
 
@@ -153,7 +153,7 @@ def test_sums_of_one_device_of_each_node_are_estimated_as_predicted(kind: str) -
     sums = {"kind": kind, "num_bytes": MIB, "forward": 100.0, "backward": 100.0}
     task = metaop_on_types("a/net", 2, {FAST: 0.1, SLOW: 0.1}, batch_size=8, batch_sums=(sums,))
     problem = problem_of(cluster(4, 4, per_node=1), task)
-    begun = judged(problem, [piece_of(task, range(8))])
+    begun = evaluated(problem, [piece_of(task, range(8))])
     seconds, _ = estimated(problem, begun)
     assert seconds == pytest.approx(begun.prediction.iteration_s, rel=1e-6, abs=FLAGS_S)
     if kind == "gather":
@@ -166,7 +166,7 @@ def test_memory_is_estimated_by_the_share_that_a_type_has() -> None:
     keeps = {"activation_bytes_per_op": 6 * GIB, "param_bytes_per_op": 64 * MIB}
     task = metaop_on_types("a/net", 4, TIMES, batch_size=6, **keeps)
     problem = problem_of(cluster(), task)
-    begun = judged(problem, [piece_of(task, (0, 1, 2, 3), (0, 2, 4, 5, 6))])
+    begun = evaluated(problem, [piece_of(task, (0, 1, 2, 3), (0, 2, 4, 5, 6))])
     needed = [need.total_bytes for need in begun.memory]
     assert needed[0] - needed[2] == pytest.approx(4 * GIB, rel=0.25)
     assert estimated(problem, begun)[1] == pytest.approx([1.0] * 4, rel=0.02)
@@ -183,7 +183,7 @@ def test_sums_over_the_same_network_card_wait_for_each_other() -> None:
     seconds = {}
     for cards, nodes in (("own", on.nodes), ("shared", tuple(with_one))):
         problem = problem_of(on.changed(nodes=nodes), *tasks)
-        begun = judged(problem, [piece_of(task, (at, at + 2)) for at, task in enumerate(tasks)])
+        begun = evaluated(problem, [piece_of(task, (at, at + 2)) for at, task in enumerate(tasks)])
         seconds[cards], _ = estimated(problem, begun)
         assert seconds[cards] == pytest.approx(begun.prediction.iteration_s, rel=0.02, abs=FLAGS_S)
     assert seconds["shared"] > 1.5 * seconds["own"]
@@ -194,7 +194,7 @@ class _OnTypes:
     """Three tasks that share a component on 4 + 4 devices in nodes of two."""
 
     problem: Problem
-    begun: Judged
+    begun: EvaluatedCandidate
 
 
 def in_turn(memory_gib: float) -> Cluster:
@@ -221,7 +221,7 @@ def on_types(on: Cluster) -> _OnTypes:
     problem = problem_of(on, *metaops)
     fast = [device for device, kind in enumerate(on.type_of) if kind == FAST]
     slices = [piece_of(metaop, fast, recompute=True) for metaop in metaops]
-    return _OnTypes(problem, judged(problem, slices))
+    return _OnTypes(problem, evaluated(problem, slices))
 
 
 @pytest.mark.parametrize("on", [cluster(4, 4, memory_gib=40.0), in_turn(40.0)])
@@ -260,7 +260,7 @@ def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
         assert anew.costs[0] == under_way.costs[0]
     slices = under_way.translation.slices_of(under_way.kept)
     found = measure_as_they_are(case.problem, "by hand", slices)
-    assert found is not None, "what was kept has been judged to fit"
+    assert found is not None, "what was kept has been evaluated to fit"
     fresh = Search.of(case.problem, found)
     assert fresh is not None
     under_way.costs[:] = np.inf
@@ -274,8 +274,8 @@ def test_what_is_kept_from_schedule_to_schedule_changes_no_cost() -> None:
 def test_a_plan_whose_devices_are_not_of_one_type_after_the_other_is_left_to_others() -> None:
     task = metaop_on_types("a/net", 2, TIMES, batch_size=2)
     problem = problem_of(cluster(), task)
-    assert Search.of(problem, judged(problem, [piece_of(task, (0, 2))])) is not None
-    assert Search.of(problem, judged(problem, [piece_of(task, (2, 0))])) is None
+    assert Search.of(problem, evaluated(problem, [piece_of(task, (0, 2))])) is not None
+    assert Search.of(problem, evaluated(problem, [piece_of(task, (2, 0))])) is None
 
 
 def test_of_allocations_on_several_types_those_that_cost_much_more_are_left_out_unless_used() -> None:

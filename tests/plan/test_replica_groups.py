@@ -15,9 +15,9 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.nodes import MOST_GB_PER_S
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.find_as_requested import find_as_requested
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
@@ -259,7 +259,9 @@ def test_passes_keep_the_order_that_replica_groups_have() -> None:
     replica_groups = replica_groups_of(cluster, (2,))
     seen = on_replica_groups(profile, replica_groups)
     assert seen is not None
-    of_replica_groups = find_asked(seen, cluster_of_replica_groups(replica_groups, cluster), Asked(effort=0))
+    of_replica_groups = find_as_requested(
+        seen, cluster_of_replica_groups(replica_groups, cluster), PlanRequest(effort=0)
+    )
     assert of_replica_groups is not None
     first, second = of_replica_groups.best.slices
     # a forward, b forward, a backward, b backward
@@ -271,11 +273,11 @@ def test_passes_keep_the_order_that_replica_groups_have() -> None:
             update={"start_s": 1.0, "end_s": 2.0, "backward_start_s": 3.0, "backward_end_s": 4.0}
         ),
     )
-    judged = on_devices(
+    evaluated = on_devices(
         make_problem(profile, cluster), replace(of_replica_groups.best, slices=order), replica_groups
     )
-    assert judged is not None
-    one, other = judged.slices
+    assert evaluated is not None
+    one, other = evaluated.slices
     assert one.end_s == pytest.approx(14 / 3, abs=1e-6)
     assert other.start_s == one.end_s
     assert one.backward_start_s == other.end_s
@@ -299,40 +301,40 @@ def test_replica_groups_of_several_types_are_of_one_each() -> None:
     assert found.best.prediction.compute_s == pytest.approx(40.0, abs=1e-3)
 
 
-def predicted_s(found: Found) -> float:
+def predicted_s(found: PlanResult) -> float:
     return found.best.prediction.iteration_s
 
 
 @cache
-def short_of_memory() -> tuple[Profile, Cluster, Found]:
+def short_of_memory() -> tuple[Profile, Cluster, PlanResult]:
     """Where replica groups win, with the best plan without them."""
     profile, cluster = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=2300 / 1024)
     return profile, cluster, found_otherwise(profile, cluster)
 
 
-def found_otherwise(profile: Profile, cluster: Cluster) -> Found:
-    found = find_asked(profile, cluster, Asked())
+def found_otherwise(profile: Profile, cluster: Cluster) -> PlanResult:
+    found = find_as_requested(profile, cluster, PlanRequest())
     assert found is not None
     return found
 
 
 def test_replica_groups_are_left_out_where_something_else_is_asked_for() -> None:
     profile, short, found = short_of_memory()
-    assert InReplicaGroups(profile, short, Asked(), 1.0, predicted_s).or_better(found) is not found
+    assert InReplicaGroups(profile, short, PlanRequest(), 1.0, predicted_s).or_better(found) is not found
     assert (
-        InReplicaGroups(profile, short, Asked(), 1.0, lambda each: -predicted_s(each)).or_better(found)
+        InReplicaGroups(profile, short, PlanRequest(), 1.0, lambda each: -predicted_s(each)).or_better(found)
         is found
     )
-    for asked in (
-        Asked(effort=0),
-        Asked(strategy="sequential"),
-        Asked(micro_batches={"a": 2}),
-        Asked(sharding={"net": PARAMETERS}),
-        Asked(equal_shares=True),
+    for request in (
+        PlanRequest(effort=0),
+        PlanRequest(strategy="sequential"),
+        PlanRequest(micro_batches={"a": 2}),
+        PlanRequest(sharding={"net": PARAMETERS}),
+        PlanRequest(equal_shares=True),
     ):
-        assert InReplicaGroups(profile, short, asked, 1.0, predicted_s).or_better(found) is found
+        assert InReplicaGroups(profile, short, request, 1.0, predicted_s).or_better(found) is found
     whole = profile.model_copy(update={"optimizer_state_sharded": False})
-    assert InReplicaGroups(whole, short, Asked(), 1.0, predicted_s).or_better(found) is found
+    assert InReplicaGroups(whole, short, PlanRequest(), 1.0, predicted_s).or_better(found) is found
 
 
 def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,14 +348,14 @@ def test_nothing_is_searched_where_nothing_can_gain(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ReplicaGroupsPlanner, "planned", refuse)
     profile, ample = sharing(net("a/net"), net("b/net")), cluster_of(4, memory_gib=64)
     plain = found_otherwise(profile, ample)
-    assert InReplicaGroups(profile, ample, Asked(), 1.0, predicted_s).or_better(plain) is plain
+    assert InReplicaGroups(profile, ample, PlanRequest(), 1.0, predicted_s).or_better(plain) is plain
     profile = sharing(net("a/net", {n: 0.1 * n for n in (1, 2, 4, 8)}))
     short = cluster_of(4, memory_gib=2300 / 1024)
     found = found_otherwise(profile, short)
     assert found.is_short
-    assert InReplicaGroups(profile, short, Asked(), 1.0, predicted_s).or_better(found) is found
+    assert InReplicaGroups(profile, short, PlanRequest(), 1.0, predicted_s).or_better(found) is found
     with pytest.raises(AssertionError, match="no search"):
-        InReplicaGroups(profile, short, Asked(), 1.0, predicted_s).or_better(None)
+        InReplicaGroups(profile, short, PlanRequest(), 1.0, predicted_s).or_better(None)
 
 
 def test_slower_plans_of_replica_groups_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,10 +364,12 @@ def test_slower_plans_of_replica_groups_are_not_taken(monkeypatch: pytest.Monkey
     slower = replace(found, best=replace(found.best, prediction=longer))
     monkeypatch.setattr(ReplicaGroupsPlanner, "planned", lambda *_: slower)
     assert (
-        InReplicaGroups(profile, cluster, Asked(), 1.0, lambda each: -predicted_s(each)).or_better(found)
+        InReplicaGroups(profile, cluster, PlanRequest(), 1.0, lambda each: -predicted_s(each)).or_better(
+            found
+        )
         is found
     )
-    assert InReplicaGroups(profile, cluster, Asked(), 1.0, predicted_s).or_better(None) is slower
+    assert InReplicaGroups(profile, cluster, PlanRequest(), 1.0, predicted_s).or_better(None) is slower
 
 
 def test_a_planner_gives_up_what_is_no_faster() -> None:

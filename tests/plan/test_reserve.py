@@ -12,7 +12,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import has_room
+from spindle_cli.plan.search.evaluate import has_room
 from spindle_cli.plan.types import Plan, Predicted
 
 MIB, GIB = 2**20, 2**30

@@ -142,8 +142,8 @@ def test_one_task_recomputes_beside_another_in_micro_batches() -> None:
     a = cuttable("a/net", 10, {2: 0.51, 4: 1.0, 8: 2.0}, **sizes, param_bytes_per_op=100 * MIB)
     b = cuttable("b/net", 10, {2: 0.95, 4: 1.0, 8: 2.0}, **sizes, param_bytes_per_op=100 * MIB)
     profile = shared(a, b)
-    asked = dict.fromkeys(("a/net", "b/net"), PARAMETERS)
-    plan = make_plan(profile, cluster_of(2, memory_gib=4700 / 1024), effort=0, sharding=asked)
+    request = dict.fromkeys(("a/net", "b/net"), PARAMETERS)
+    plan = make_plan(profile, cluster_of(2, memory_gib=4700 / 1024), effort=0, sharding=request)
     assert check_plan(plan, profile) == ()
     assert plan.micro_batches == {"a": 2}
     assert {piece.metaop for piece in plan.slices if piece.recompute} == {"b/net"}
@@ -160,12 +160,12 @@ def test_where_shares_are_to_be_equal_a_component_without_them_is_not_shared_out
         {"t/net": Sharding.GRADIENTS},
     ]
     assert shardings_to_try(profile.in_equal_shares(), FOUR) == []
-    asked = {"t/net": PARAMETERS}
-    plan = make_plan(profile, FOUR, effort=0, sharding=asked)
+    request = {"t/net": PARAMETERS}
+    plan = make_plan(profile, FOUR, effort=0, sharding=request)
     assert check_plan(plan, profile) == ()
     assert {piece.rows for piece in plan.slices} == {(0, 1, 3, 4, 6)}
     with pytest.raises(NoPlanError, match="has no allocation on all 4 devices, and") as refused:
-        make_plan(profile, FOUR, effort=0, sharding=asked, equal_shares=True)
+        make_plan(profile, FOUR, effort=0, sharding=request, equal_shares=True)
     assert "a batch that all devices divide" in str(refused.value.hint)
 
 

@@ -151,8 +151,8 @@ def test_two_equal_metaops_share_the_devices() -> None:
 
 def test_sequential_gives_each_metaop_its_fastest_allocation() -> None:
     problem = problem_of(4, metaop_of("a/m", 3, LINEAR), metaop_of("b/m", 2, SERIAL))
-    draft = sequential(problem)
-    assert [(piece.point.num_devices, piece.start_s, piece.end_s) for piece in draft.pieces] == [
+    candidate = sequential(problem)
+    assert [(piece.point.num_devices, piece.start_s, piece.end_s) for piece in candidate.pieces] == [
         (4, 0.0, 6.0),
         (2, 6.0, pytest.approx(9.8)),
     ]
@@ -166,13 +166,13 @@ def test_distmm_splits_the_devices_among_a_tasks_towers() -> None:
         metaop_of("a/right", 2, {1: 2.0, 2: 1.5}),
         metaop_of("b/m", 1, {1: 3.0, 3: 1.0}, batch_size=6),
     )
-    draft = distmm(problem)
-    assert [(piece.node, piece.point.num_devices, piece.start_s) for piece in draft.pieces] == [
+    candidate = distmm(problem)
+    assert [(piece.node, piece.point.num_devices, piece.start_s) for piece in candidate.pieces] == [
         (0, 2, 0.0),
         (1, 1, 0.0),
         (2, 3, 4.0),
     ]
-    assert draft.devices == ((0, 1), (2,), (0, 1, 2))
+    assert candidate.devices == ((0, 1), (2,), (0, 1, 2))
 
 
 def test_optimus_gives_devices_to_the_slowest_task() -> None:
@@ -182,16 +182,16 @@ def test_optimus_gives_devices_to_the_slowest_task() -> None:
         metaop_of("a/m", 6, {1: 1.0, 2: 0.5, 3: 1 / 3}, batch_size=6),
         metaop_of("b/m", 2, {1: 1.0, 2: 0.5}),
     )
-    draft = optimus(problem)
-    assert [(piece.node, piece.point.num_devices) for piece in draft.pieces] == [(0, 3), (1, 1)]
-    assert draft.devices == ((0, 1, 2), (3,))
+    candidate = optimus(problem)
+    assert [(piece.node, piece.point.num_devices) for piece in candidate.pieces] == [(0, 3), (1, 1)]
+    assert candidate.devices == ((0, 1, 2), (3,))
 
 
 def test_optimus_lets_tasks_take_turns_where_they_are_more_than_devices() -> None:
     metaops = [metaop_of(f"t{i}/m", 1, {1: float(s)}) for i, s in enumerate((4, 3, 2, 1))]
-    draft = optimus(problem_of(2, *metaops))
-    assert set(draft.devices or ()) == {(0,), (1,)}
-    assert draft.end_s == pytest.approx(5.0)
+    candidate = optimus(problem_of(2, *metaops))
+    assert set(candidate.devices or ()) == {(0,), (1,)}
+    assert candidate.end_s == pytest.approx(5.0)
 
 
 def test_a_note_says_when_the_sequential_plan_is_the_best() -> None:

@@ -77,14 +77,14 @@ def test_what_is_found_in_groups_is_a_schedule_of_the_problem(monkeypatch: pytes
     assert ends == sorted(ends)
 
 
-def test_of_the_shortest_search_the_best_four_are_drafts_and_of_longer_ones_all() -> None:
+def test_of_the_shortest_search_the_best_four_are_candidates_and_of_longer_ones_all() -> None:
     problem = large()
     bound = lower_bound(problem)
     of_baselines, shortest, longer = spindle(problem, bound, 0)
     assert len(of_baselines) == 2
     found = search(problem, bound, strategy.SHORTEST, seed=0)
     ends = [max(piece.end_s for piece in to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
-    assert [draft.end_s for draft in shortest] == ends[:4]
+    assert [candidate.end_s for candidate in shortest] == ends[:4]
     assert len(longer) == len(found)
     _, quick = spindle(problem, bound, NO_SEARCH)
     assert len(quick) == len(found)

@@ -14,16 +14,16 @@ import pytest
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
 from plan.test_memory_fallback import net, split
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.in_memory import NEAR_BOUND
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.best.seeds import ALIKE, Seed, Seeds
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.profile.types import Profile
@@ -32,11 +32,11 @@ from spindle_cli.profile.types import Profile
 def seeds_of(profile: Profile, num_devices: int, posing: Any) -> Seeds:
     cluster = cluster_of(num_devices)
     cut = partial(in_micro_batches, cluster=cluster)
-    return Seeds(profile, cluster, Asked(), posing, cut)
+    return Seeds(profile, cluster, PlanRequest(), posing, cut)
 
 
-def taking(seconds: float) -> Judged:
-    return Judged("spindle", (), (), Prediction(seconds, seconds, 0.0, 0.0, 0.0, 0.0))
+def taking(seconds: float) -> EvaluatedCandidate:
+    return EvaluatedCandidate("spindle", (), (), Prediction(seconds, seconds, 0.0, 0.0, 0.0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,15 @@ class FitsFrom:
     def baselines(self, strategy: str) -> tuple[str, ...]:
         return ("sequential",)
 
-    def by_baseline(self, strategy: str) -> Judged | None:
+    def by_baseline(self, strategy: str) -> EvaluatedCandidate | None:
         return self._plan() if self.ops >= self.for_baselines else None
 
-    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
+    def best(
+        self, strategy: str, effort: int, within_s: float = inf
+    ) -> tuple[EvaluatedCandidate | None, bool]:
         return self._plan() if self.ops >= self.for_search else None, False
 
-    def _plan(self) -> Judged:
+    def _plan(self) -> EvaluatedCandidate:
         return taking(float(self.ops))
 
 
@@ -100,7 +102,7 @@ def test_room_is_found_to_a_step(least: int) -> None:
 class SlowBaseline(FitsFrom):
     """A problem whose baseline takes 100 s."""
 
-    def by_baseline(self, strategy: str) -> Judged | None:
+    def by_baseline(self, strategy: str) -> EvaluatedCandidate | None:
         return taking(100.0) if self.ops >= self.for_baselines else None
 
 
@@ -155,7 +157,9 @@ class OfDegree(FitsFrom):
     quick_s: float = 0.0
     searched_s: float = 0.0
 
-    def best(self, strategy: str, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
+    def best(
+        self, strategy: str, effort: int, within_s: float = inf
+    ) -> tuple[EvaluatedCandidate | None, bool]:
         seconds = self.quick_s if effort == NO_SEARCH else self.searched_s
         return (taking(seconds) if seconds and not self.ops else None), False
 
@@ -229,27 +233,27 @@ def test_more_micro_batches_alike_are_tried_until_two_in_a_row_gain_nothing(
     assert found.saving.cut.counts == {"t": count}
 
 
-def found_of(compute_s: float, *, is_short: bool = True, is_searched: bool = False) -> Found:
-    return Found(taking(compute_s), is_short, is_searched=is_searched)
+def found_of(compute_s: float, *, is_short: bool = True, is_searched: bool = False) -> PlanResult:
+    return PlanResult(taking(compute_s), is_short, is_searched=is_searched)
 
 
 def or_better(
     monkeypatch: pytest.MonkeyPatch,
-    found: Found | None,
+    found: PlanResult | None,
     seeds_s: tuple[float, float],
     or_less_s: float = inf,
-) -> tuple[Found | None, list[float]]:
+) -> tuple[PlanResult | None, list[float]]:
     """What is made of a plan, and of which seeds the search went on: of one that is sharded as is asked for
     and of one that is sharded more, which takes 1 s off.
     """
-    as_asked, more = (Seed(taking(seconds), SimpleNamespace()) for seconds in seeds_s)  # type: ignore[arg-type]
+    as_requested, more = (Seed(taking(seconds), SimpleNamespace()) for seconds in seeds_s)  # type: ignore[arg-type]
     searched: list[float] = []
 
-    def search(_: Seeds, seed: Seed) -> Found:
+    def search(_: Seeds, seed: Seed) -> PlanResult:
         searched.append(seed.seconds)
         return found_of(seed.seconds - 1)
 
-    monkeypatch.setattr(Seeds, "sharded_as_asked", lambda *_: as_asked)
+    monkeypatch.setattr(Seeds, "sharded_as_requested", lambda *_: as_requested)
     monkeypatch.setattr(Seeds, "sharded_more", lambda _: more)
     monkeypatch.setattr(Seeds, "_searched", search)
     seeds = seeds_of(profile_of(net("a/m", 1, 1)), 1, None)

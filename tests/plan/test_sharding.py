@@ -150,9 +150,9 @@ def test_batches_are_cut_too_where_memory_asks_for_it() -> None:
     require_sound(plan, profile)
     assert plan.sharding == {"t/net": PARAMETERS}
     assert plan.micro_batches == {"t": 3}
-    asked = make_plan(profile, cluster_of(2, memory_gib=3000 / 1024), effort=0, micro_batches={"t": 6})
-    assert (asked.sharding, asked.micro_batches) == ({}, {"t": 6})  # in a pipeline, of whole parameters
-    assert {piece.num_ops for piece in asked.slices} == {5}
+    request = make_plan(profile, cluster_of(2, memory_gib=3000 / 1024), effort=0, micro_batches={"t": 6})
+    assert (request.sharding, request.micro_batches) == ({}, {"t": 6})  # in a pipeline, of whole parameters
+    assert {piece.num_ops for piece in request.slices} == {5}
     with pytest.raises(NoPlanError, match="with these micro-batches: t in 3 and this sharding: gradients of"):
         make_plan(
             profile,
@@ -170,9 +170,9 @@ def test_micro_batches_that_are_asked_for_are_taken_where_whole_batches_fit_too(
     cluster = cluster_of(2, memory_gib=2600 / 1024)
     for counts in ({"t": 3}, {}):
         plan = make_plan(profile, cluster, effort=0, micro_batches=counts)
-        asked = make_plan(profile, cluster, effort=0, micro_batches=counts, sharding={"t/net": PARAMETERS})
-        assert plan.micro_batches == asked.micro_batches == counts
-        assert plan.predicted.iteration_s <= asked.predicted.iteration_s
+        request = make_plan(profile, cluster, effort=0, micro_batches=counts, sharding={"t/net": PARAMETERS})
+        assert plan.micro_batches == request.micro_batches == counts
+        assert plan.predicted.iteration_s <= request.predicted.iteration_s
 
 
 @pytest.mark.parametrize("num_ops", [1, 5, 11, 14])
@@ -308,7 +308,7 @@ def test_without_shared_optimizer_state_nothing_is_shared_out() -> None:
         make_plan(profile_of(net_of()), cluster_of(2, memory_gib=2600 / 1024), effort=0)
 
 
-def test_what_does_not_fit_as_asked_is_told_what_would() -> None:
+def test_what_does_not_fit_as_requested_is_told_what_would() -> None:
     """Without an answer where nothing does."""
     profile = shared(net_of())
     for mib, way_out in (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from drafts import draft_of, problem_of
+from candidates import candidate_of, problem_of
 
 from helpers.cut import shares_of
 from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
@@ -16,7 +16,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search import spread
-from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, evaluate
 from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum
@@ -35,10 +35,10 @@ def loss(op_s: dict[int, float], inputs: tuple[str, ...] = ("t/tower",), **more:
     return made.model_copy(update={"output_bytes": 0})
 
 
-def judged(problem: Problem, *devices: tuple[int, ...]) -> Judged:
+def evaluated(problem: Problem, *devices: tuple[int, ...]) -> EvaluatedCandidate:
     """Of two MetaOps, one after the other, on these devices."""
-    draft = draft_of(problem, (0, 0, 1, len(devices[0]), 0.0), (1, 0, 1, len(devices[1]), 1.0))
-    found = judge(problem, replace(draft, devices=devices))
+    candidate = candidate_of(problem, (0, 0, 1, len(devices[0]), 0.0), (1, 0, 1, len(devices[1]), 1.0))
+    found = evaluate(problem, replace(candidate, devices=devices))
     assert found is not None
     return found
 
@@ -46,7 +46,7 @@ def judged(problem: Problem, *devices: tuple[int, ...]) -> Judged:
 def test_a_loss_goes_to_the_devices_that_hold_its_input_and_nothing_moves() -> None:
     """Three quarters of 100 MB at 5 GB/s take 15 ms each way, the loss on four devices 2 ms more."""
     problem = problem_of(cluster_of(4), tower(4, LARGE), loss({1: 0.010, 2: 0.011, 4: 0.012}))
-    before = judged(problem, (2, 0, 3, 1), (0,))
+    before = evaluated(problem, (2, 0, 3, 1), (0,))
     assert before.prediction.iteration_s == pytest.approx(1.010 + 2 * (3 * 10e-6 + 0.015))
     (four, two) = spread._choices(problem, before.slices)
     assert (four.slice_.dp, two.slice_.dp) == (4, 2)
@@ -67,7 +67,7 @@ def test_a_loss_goes_to_a_number_of_devices_that_does_not_divide_its_batch() -> 
     whole = profile_of(tower(1, LARGE), loss({1: 0.010}))
     profile = Profile.model_construct(**{**dict(whole), "metaops": (made, taken)})
     problem = make_problem(profile, cluster_of(3))
-    before = judged(problem, (2, 0, 1), (0,))
+    before = evaluated(problem, (2, 0, 1), (0,))
     assert [piece.rows for piece in before.slices] == [(0, 2, 5, 8), None]
     (three,) = spread._choices(problem, before.slices)
     assert three.saved_s == pytest.approx(2 * (2 * 10e-6 + 0.0125) - 0.002)
@@ -79,13 +79,13 @@ def test_a_loss_goes_to_a_number_of_devices_that_does_not_divide_its_batch() -> 
 
 def test_where_messages_take_less_than_it_would_cost_a_loss_stays() -> None:
     problem = problem_of(cluster_of(4), tower(4, SMALL), loss({1: 0.010, 2: 0.021, 4: 0.022}))
-    before = judged(problem, (2, 0, 3, 1), (0,))
+    before = evaluated(problem, (2, 0, 3, 1), (0,))
     assert spread_out(problem, before) is before
 
 
 def test_a_loss_on_as_many_devices_as_its_inputs_stays() -> None:
     problem = problem_of(cluster_of(4), tower(2, LARGE), loss({2: 0.010, 4: 0.011}))
-    before = judged(problem, (0, 1), (2, 3))
+    before = evaluated(problem, (0, 1), (2, 3))
     assert before.prediction.transfer_s > 0.01
     assert spread_out(problem, before) is before
 
@@ -102,14 +102,14 @@ def test_a_whole_node_is_taken_rather_than_devices_of_each_where_gathers_are_slo
     found = {}
     for sums in ((), gather):
         problem = problem_of(cluster, tower(4, LARGE), loss({1: 0.2, 2: 0.05, 4: 9.0}, batch_sums=sums))
-        found[sums] = spread_out(problem, judged(problem, (0, 1, 2, 3), (0,))).slices[1].devices
+        found[sums] = spread_out(problem, evaluated(problem, (0, 1, 2, 3), (0,))).slices[1].devices
     assert found == {(): (0, 2), gather: (0, 1)}
 
 
 def test_what_comes_back_is_counted() -> None:
     """One way the messages take 15 ms, less than the 20 ms that the loss takes longer; both ways more."""
     problem = problem_of(cluster_of(4), tower(4, LARGE), loss({1: 0.010, 4: 0.030}))
-    assert spread_out(problem, judged(problem, (0, 1, 2, 3), (0,))).slices[1].dp == 4
+    assert spread_out(problem, evaluated(problem, (0, 1, 2, 3), (0,))).slices[1].dp == 4
 
 
 def test_what_does_not_fit_the_memory_stays() -> None:
@@ -119,7 +119,7 @@ def test_what_does_not_fit_the_memory_stays() -> None:
         problem_of(cluster, tower(4, LARGE), loss(curve, activation_bytes_per_op=num_bytes))
         for num_bytes in (2**33, 2**29)
     )
-    before = judged(small, (0, 1, 2, 3), (0,))
+    before = evaluated(small, (0, 1, 2, 3), (0,))
     assert spread_out(small, before).slices[1].dp == 4
     assert spread_out(large, before) is before
 
@@ -128,8 +128,8 @@ def test_a_schedule_in_which_one_waits_for_another_keeps_to_it() -> None:
     """The other task's tower runs after the loss, though its device is free before."""
     other = metaop_of("u/tower", 1, {1: 0.001})
     problem = problem_of(cluster_of(4), tower(2, LARGE), loss({1: 0.010, 2: 0.012}), other)
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 1, 1.0), (2, 0, 1, 1, 1.01))
-    before = judge(problem, replace(draft, devices=((0, 1), (0,), (3,)), after=(0, 1, 2)))
+    candidate = candidate_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 1, 1.0), (2, 0, 1, 1, 1.01))
+    before = evaluate(problem, replace(candidate, devices=((0, 1), (0,), (3,)), after=(0, 1, 2)))
     assert before is not None
     after = spread_out(problem, before)
     assert [piece.dp for piece in after.slices] == [2, 2, 1]
@@ -158,8 +158,10 @@ def test_several_losses_are_spread(side_by_side: bool) -> None:
     ]
     problem = problem_of(cluster_of(4), *towers, *losses)
     start_s = 0.0 if side_by_side else 1.0
-    draft = draft_of(problem, (0, 0, 1, 2, 0), (1, 0, 1, 2, start_s), (2, 0, 1, 1, 2), (3, 0, 1, 1, 2))
-    before = judge(problem, replace(draft, devices=(first, second, first[:1], second[1:])))
+    candidate = candidate_of(
+        problem, (0, 0, 1, 2, 0), (1, 0, 1, 2, start_s), (2, 0, 1, 1, 2), (3, 0, 1, 1, 2)
+    )
+    before = evaluate(problem, replace(candidate, devices=(first, second, first[:1], second[1:])))
     assert before is not None
     after = spread_out(problem, before)
     assert after.prediction.iteration_s == pytest.approx(1.012 if side_by_side else 2.022)
@@ -172,9 +174,9 @@ def test_inputs_of_two_producers_share_a_device_s_port() -> None:
     problem = problem_of(
         cluster_of(4), *towers, loss({1: 0.010, 4: 0.020}, inputs=tuple(each.name for each in towers))
     )
-    draft = draft_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 1.0), (2, 0, 1, 1, 2.0))
+    candidate = candidate_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 1.0), (2, 0, 1, 1, 2.0))
     devices = ((0, 1, 2, 3), (0, 1, 2, 3), (0,))
-    before = judge(problem, replace(draft, devices=devices))
+    before = evaluate(problem, replace(candidate, devices=devices))
     assert before is not None
     assert spread_out(problem, before).slices[2].dp == 4
 
@@ -183,14 +185,14 @@ def test_inputs_of_two_producers_share_a_device_s_port() -> None:
 def test_after_three_trials_in_vain_no_more_is_tried(monkeypatch: pytest.MonkeyPatch, gains_at: int) -> None:
     """Six losses that could each go to other devices; the trial `gains_at`, from 0, is the first to gain."""
     problem = problem_of(cluster_of(4), tower(4, LARGE), loss({1: 0.010, 2: 0.011, 4: 0.012}))
-    before = judged(problem, (2, 0, 3, 1), (0,))
-    faster = judged(problem, (2, 0, 3, 1), (2, 0, 3, 1)[:1])
+    before = evaluated(problem, (2, 0, 3, 1), (0,))
+    faster = evaluated(problem, (2, 0, 3, 1), (2, 0, 3, 1)[:1])
     faster = replace(faster, prediction=replace(faster.prediction, iteration_s=0.5))
     choices = [spread._Choice(1, before.slices[1], 1.0 + number) for number in range(6)]
     monkeypatch.setattr(spread, "_choices", lambda *_: choices)
     tried: list[int] = []
 
-    def evaluated_again(*_: object) -> Judged | None:
+    def evaluated_again(*_: object) -> EvaluatedCandidate | None:
         tried.append(1)
         return faster if len(tried) == gains_at + 1 else None
 

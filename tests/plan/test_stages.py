@@ -11,14 +11,14 @@ from helpers.cut import cuttable
 from helpers.plans import profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.pipelines.cuts import Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, messages_s, timetable
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.stages import pipelined
 from spindle_cli.plan.stages.pipelined import may_gain
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -155,9 +155,9 @@ def test_of_micro_batches_that_are_asked_for_no_others_are_tried(monkeypatch: py
     tried: list[dict[str, int]] = []
     monkeypatch.setattr(pipelined, "_best_of", lambda cut, _: tried.append(dict(cut.counts)))
     profile = profile_of(cuttable("t/net", 4, UP_TO_32), cuttable("s/net", 4, UP_TO_32))
-    found = Found(judged(4.0), is_short=False)
-    for asked in ({"t": 8, "s": 1}, {"t": 1, "s": 1}, {}):
-        ends = (profile, apart(4), found, 0.0, predicted_s, asked)
+    found = PlanResult(evaluated(4.0), is_short=False)
+    for request in ({"t": 8, "s": 1}, {"t": 1, "s": 1}, {}):
+        ends = (profile, apart(4), found, 0.0, predicted_s, request)
         assert pipelined.in_pipelines(*ends) is found
     assert tried == [{"t": 8}]
 
@@ -198,16 +198,18 @@ def test_over_nccl_messages_hide_behind_passes_but_for_a_part(
     assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.06)
 
 
-def judged(iteration_s: float) -> Judged:
-    return Judged("spindle", (), (), Prediction(iteration_s, iteration_s / 2, 0.0, 0.0, iteration_s / 2, 0.0))
+def evaluated(iteration_s: float) -> EvaluatedCandidate:
+    return EvaluatedCandidate(
+        "spindle", (), (), Prediction(iteration_s, iteration_s / 2, 0.0, 0.0, iteration_s / 2, 0.0)
+    )
 
 
-def predicted_s(found: Found) -> float:
+def predicted_s(found: PlanResult) -> float:
     return found.best.prediction.iteration_s
 
 
 @pytest.mark.parametrize(
-    ("gains", "asked", "count"),
+    ("gains", "request", "count"),
     [
         ([3.9, None, 3.0, None], [4.0, 3.9, 3.9, 3.0], 16),
         ([None, 3.5, None, None], [4.0, 4.0, 3.5, 3.5], 8),
@@ -216,21 +218,23 @@ def predicted_s(found: Found) -> float:
     ],
 )
 def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
-    monkeypatch: pytest.MonkeyPatch, gains: list[float | None], asked: list[float], count: int
+    monkeypatch: pytest.MonkeyPatch, gains: list[float | None], request: list[float], count: int
 ) -> None:
     """Each has to beat what the best so far takes with the part of its messages, not its prediction."""
     to_beat: list[float] = []
     profile, cluster = profile_of(cuttable("t/net", 4, UP_TO_32)), apart(4)
 
-    def best_of(_: object, best_s: float) -> tuple[Judged, float] | None:
+    def best_of(_: object, best_s: float) -> tuple[EvaluatedCandidate, float] | None:
         to_beat.append(best_s)
         gain = gains[len(to_beat) - 1]
-        return None if gain is None else (judged(gain - 0.5), gain)
+        return None if gain is None else (evaluated(gain - 0.5), gain)
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
-    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False), 0.0, predicted_s)
+    found = pipelined.in_pipelines(
+        profile, cluster, PlanResult(evaluated(4.0), is_short=False), 0.0, predicted_s
+    )
     assert found is not None
-    assert to_beat == asked
+    assert to_beat == request
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
 
@@ -241,14 +245,16 @@ def test_a_pipeline_has_to_be_shorter_by_simulation_too(
     monkeypatch: pytest.MonkeyPatch, simulated: tuple[float, float], count: int
 ) -> None:
     """By a hundredth at least of what the best other plan takes, which need not be what is predicted."""
-    tried = iter([(judged(3.0), 3.0)])
+    tried = iter([(evaluated(3.0), 3.0)])
     monkeypatch.setattr(pipelined, "_best_of", lambda *_: next(tried, None))
     profile = profile_of(cuttable("t/net", 4, UP_TO_32))
 
-    def simulated_s(found: Found) -> float:
+    def simulated_s(found: PlanResult) -> float:
         return simulated[found.cut is not None]
 
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, simulated_s)
+    found = pipelined.in_pipelines(
+        profile, apart(4), PlanResult(evaluated(4.0), is_short=False), 0.0, simulated_s
+    )
     assert found is not None
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
@@ -267,21 +273,23 @@ def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
     monkeypatch: pytest.MonkeyPatch, simulated: list[float], tried: int, count: int
 ) -> None:
     predicted = iter([3.0, 2.9, 2.8, 2.7])
-    asked: list[float] = []
+    request: list[float] = []
 
-    def best_of(*_: object) -> tuple[Judged, float]:
+    def best_of(*_: object) -> tuple[EvaluatedCandidate, float]:
         seconds = next(predicted)
-        asked.append(seconds)
-        return judged(seconds), seconds
+        request.append(seconds)
+        return evaluated(seconds), seconds
 
-    def simulated_s(found: Found) -> float:
-        return 4.0 if found.cut is None else simulated[asked.index(found.best.prediction.iteration_s)]
+    def simulated_s(found: PlanResult) -> float:
+        return 4.0 if found.cut is None else simulated[request.index(found.best.prediction.iteration_s)]
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     profile = profile_of(cuttable("t/net", 4, UP_TO_32))
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, simulated_s)
+    found = pipelined.in_pipelines(
+        profile, apart(4), PlanResult(evaluated(4.0), is_short=False), 0.0, simulated_s
+    )
     assert found is not None
-    assert len(asked) == tried
+    assert len(request) == tried
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
 
@@ -293,15 +301,17 @@ def test_behind_all_alike_each_task_is_cut_by_itself_the_heaviest_first(
     """
     tried: list[tuple[int, int]] = []
 
-    def best_of(cut: MicroBatched, best_s: float) -> tuple[Judged, float] | None:
+    def best_of(cut: MicroBatched, best_s: float) -> tuple[EvaluatedCandidate, float] | None:
         a, b = (cut.counts.get(task, 1) for task in "ab")
         tried.append((a, b))
         seconds = 1.0 + 0.1 * abs(log2(a) - 3) + 0.2 * abs(log2(b) - 2)
-        return (judged(seconds), seconds) if seconds < best_s else None
+        return (evaluated(seconds), seconds) if seconds < best_s else None
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     profile = profile_of(cuttable("b/net", 1, UP_TO_32), cuttable("a/net", 4, UP_TO_32))
-    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), 0.0, predicted_s)
+    found = pipelined.in_pipelines(
+        profile, apart(4), PlanResult(evaluated(4.0), is_short=False), 0.0, predicted_s
+    )
     assert found is not None
     assert found.cut is not None
     assert found.cut.counts == {"a": 8, "b": 4}
@@ -312,15 +322,15 @@ def test_behind_all_alike_each_task_is_cut_by_itself_the_heaviest_first(
 def test_tasks_that_exchange_values_stay_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[dict[str, int]] = []
 
-    def best_of(cut: MicroBatched, _: float) -> tuple[Judged, float] | None:
+    def best_of(cut: MicroBatched, _: float) -> tuple[EvaluatedCandidate, float] | None:
         tried.append(dict(cut.counts))
-        return (judged(3.0), 3.0) if len(tried) == 1 else None
+        return (evaluated(3.0), 3.0) if len(tried) == 1 else None
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     a, c = (cuttable(f"{task}/net", num_ops, UP_TO_32) for task, num_ops in (("a", 4), ("c", 1)))
     b = cuttable("b/net", 1, UP_TO_32, inputs=("a/net",))
     pipelined.in_pipelines(
-        profile_of(a, b, c), apart(4), Found(judged(4.0), is_short=False), 0.0, predicted_s
+        profile_of(a, b, c), apart(4), PlanResult(evaluated(4.0), is_short=False), 0.0, predicted_s
     )
     assert {"a": 2, "b": 2, "c": 4} in tried
     assert all(counts.get("a") == counts.get("b") for counts in tried)
@@ -338,7 +348,7 @@ def test_where_values_of_other_batches_are_taken_no_pipeline_is_tried(
     curve = {n: seconds for n, seconds in UP_TO_32.items() if n <= batch_size}
     first = cuttable("a/net", 4, UP_TO_32, inputs=("b/net",) if takes == "b/net" else ())
     other = cuttable("b/net", 1, curve, inputs=("a/net",) if takes == "a/net" else ())
-    whole = Found(judged(4.0), is_short=False)
+    whole = PlanResult(evaluated(4.0), is_short=False)
     profile = profile_of(first, other)
     assert pipelined.in_pipelines(profile, apart(4), whole, 0.0, predicted_s) is whole
     assert bool(tried) is (is_tried or takes is None)

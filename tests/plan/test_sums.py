@@ -124,14 +124,14 @@ def test_a_product_is_as_fast_as_on_the_slowest_of_what_uses_the_matrix() -> Non
 
 def speed_of_products(made: Plan, known: Profile) -> float | None:
     """What products of factors are said to reach on the devices of a plan."""
-    asked: list[Profile] = []
+    request: list[Profile] = []
 
     def make(gathering: Profile) -> Plan:
-        asked.append(gathering)
+        request.append(gathering)
         return make_plan(gathering, cluster(), sums="dense")
 
     with_sums(made, known, "factors", make)
-    return asked[0].metaops[0].gathered[0].flops_per_s
+    return request[0].metaops[0].gathered[0].flops_per_s
 
 
 def test_a_product_without_a_measured_speed_is_as_fast_as_the_slowest_types_published_peak() -> None:
@@ -176,7 +176,7 @@ def test_types_that_round_differently_and_shared_out_parameters_sum_as_they_are(
     assert make_plan(known, cluster()).metaops[0].gathered
 
 
-def test_what_cannot_be_gathered_as_asked_is_refused() -> None:
+def test_what_cannot_be_gathered_as_requested_is_refused() -> None:
     """A profile that names none of that kind; devices of two nodes without room for a state held whole."""
     with pytest.raises(NoPlanError, match=r"--sums factors: .* names no matrix"):
         make_plan(profile("rows", 80), cluster(), sums="factors")

@@ -13,7 +13,7 @@ from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
+from spindle_cli.plan.schedule import Candidate, Placed, UnplacedSlice
 from spindle_cli.plan.search.listing import Timed
 
 
@@ -57,11 +57,11 @@ def gpus() -> Cluster:
     )
 
 
-def side_by_side(problem: Problem) -> Draft:
+def side_by_side(problem: Problem) -> Candidate:
     pieces = tuple(
         UnplacedSlice(node.index, 0, 1, node.points[-1], 0.0, node.points[-1].op_s) for node in problem.nodes
     )
-    return Draft("by hand", pieces)
+    return Candidate("by hand", pieces)
 
 
 def test_devices_that_sum_together_end_up_on_one_node() -> None:

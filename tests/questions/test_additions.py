@@ -41,7 +41,7 @@ def one_of_each(fast: float | None = 3600.0, slow: float | None = 1800.0, **more
     return cluster.changed(nodes=tuple(groups), **more)
 
 
-def asked(cluster: Cluster, *texts: str, profile: Profile = MIXED) -> tuple[Wanted, ...]:
+def request(cluster: Cluster, *texts: str, profile: Profile = MIXED) -> tuple[Wanted, ...]:
     return parse_additions(texts, profile, cluster)
 
 
@@ -50,7 +50,7 @@ def test_each_addition_is_planned_and_paid_by_itself() -> None:
     samples do not go faster than 4 + 1 + 1.
     """
     cluster = one_of_each(co2_grams_per_kwh=360)
-    result = additions(MIXED, cluster, asked(cluster, "fast=1", "slow=1"))
+    result = additions(MIXED, cluster, request(cluster, "fast=1", "slow=1"))
     before, (fast, slow) = result.as_it_is, result.additions
     assert [before.iteration_s, fast.iteration_s, slow.iteration_s] == pytest.approx([8, 6, 8], rel=NEARLY)
     assert [before.price_per_hour, fast.price_per_hour, slow.price_per_hour] == [5400, 9000, 7200]
@@ -76,7 +76,7 @@ def test_an_addition_that_does_not_help_is_not_best_by_time() -> None:
     """A device that takes a hundred seconds a sample gets none of them, or makes all wait."""
     net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 100.0}, batch_size=6)
     profile, cluster = profile_on_types(net), one_of_each(slow=0)
-    result = additions(profile, cluster, asked(cluster, "slow=1,2", profile=profile))
+    result = additions(profile, cluster, request(cluster, "slow=1,2", profile=profile))
     assert result.as_it_is.iteration_s is not None
     assert all((row.iteration_s or 0) >= result.as_it_is.iteration_s for row in result.additions)
     assert result.none_better_by == ("time", "money", "energy")
@@ -91,14 +91,14 @@ def test_an_addition_that_does_not_help_is_not_best_by_time() -> None:
 def test_what_is_added_may_pay_for_itself() -> None:
     """Two slow devices for nothing: rows 3 + 1 + 1 + 1, 6 s at 1 a second instead of 8."""
     cluster = one_of_each(slow=0)
-    (row,) = (result := additions(MIXED, cluster, asked(cluster, "slow=2"))).additions
+    (row,) = (result := additions(MIXED, cluster, request(cluster, "slow=2"))).additions
     assert row.cost == pytest.approx(6, rel=NEARLY)
     assert "best by money: 2 more slow: an iteration costs 25.0% less than without" in best_lines(result)
 
 
 def test_an_addition_says_its_nodes_and_the_memory_of_the_fullest_device() -> None:
     cluster = cluster_of_types({"fast": 2, "slow": 2})
-    (row,) = additions(MIXED, cluster, asked(cluster, "slow=4")).additions
+    (row,) = additions(MIXED, cluster, request(cluster, "slow=4")).additions
     assert (row.num_added, row.num_nodes, row.num_devices) == (4, 2, 8)
     assert row.of_types == {"fast": 2, "slow": 6}
     plan = made_plan(MIXED, one_of_each())
@@ -111,7 +111,7 @@ def test_equally_good_additions_are_both_best_and_what_is_not_known_has_no_best(
     alone = profile_of(metaop_of("t/net", 4, {1: 1.0, 2: 0.5, 3: 0.4}, batch_size=6))
     groups = tuple(NodeGroup(name=name, devices=1, device="cpu", memory_gib=4) for name in "ab")
     cluster = cluster_of(2).changed(nodes=groups)
-    result = additions(alone, cluster, asked(cluster, "a=1", "b=1", profile=alone))
+    result = additions(alone, cluster, request(cluster, "a=1", "b=1", profile=alone))
     assert [row.best_by for row in result.additions] == [("time",), ("time",)]
     assert best_lines(result).startswith("best by time: 1 more a (cpu) or 1 more b (cpu): 1.")
     headers = [column.header for column in additions_table(result).columns]
@@ -120,7 +120,7 @@ def test_equally_good_additions_are_both_best_and_what_is_not_known_has_no_best(
 
 def test_one_price_for_all_counts_for_what_is_added_too() -> None:
     cluster = one_of_each()
-    result = additions(MIXED, cluster, asked(cluster, "fast=1"), price_per_device_hour=3600)
+    result = additions(MIXED, cluster, request(cluster, "fast=1"), price_per_device_hour=3600)
     assert result.price_per_device_hour == 3600
     assert result.as_it_is.price_per_hour == 7200
     assert result.additions[0].cost == pytest.approx(3 * 6, rel=NEARLY)
@@ -138,12 +138,12 @@ def uneven() -> Cluster:
 
 def test_devices_come_as_whole_nodes_of_the_last_group_that_they_fill() -> None:
     cluster = uneven()
-    assert asked(cluster, "slow=3") == (Wanted(1, 3),)
-    assert asked(cluster, "slow=4") == (Wanted(2, 4),)
-    assert asked(cluster, "slow=6") == (Wanted(2, 6),)  # two of 3, or three of 2
-    assert asked(cluster, "wide=6") == (Wanted(1, 6),)
-    assert asked(cluster, "fast=2") == (Wanted(2, 2),)  # a name goes before a type
-    assert asked(cluster, "wide=6,3", "slow=3") == (Wanted(1, 6), Wanted(1, 3))
+    assert request(cluster, "slow=3") == (Wanted(1, 3),)
+    assert request(cluster, "slow=4") == (Wanted(2, 4),)
+    assert request(cluster, "slow=6") == (Wanted(2, 6),)  # two of 3, or three of 2
+    assert request(cluster, "wide=6") == (Wanted(1, 6),)
+    assert request(cluster, "fast=2") == (Wanted(2, 2),)  # a name goes before a type
+    assert request(cluster, "wide=6,3", "slow=3") == (Wanted(1, 6), Wanted(1, 3))
     grown = with_more_nodes(cluster, 1, 2)
     assert grown.node_sizes == (2, 2, 3, 3, 3, 2)
     assert grown.type_of == ("fast",) * 4 + ("slow",) * 11
@@ -155,38 +155,38 @@ def test_devices_come_as_whole_nodes_of_the_last_group_that_they_fill() -> None:
 )
 def test_what_is_no_addition_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--add .*: expected TYPE=N .*for example --add slow=1$"):
-        asked(one_of_each(), text)
+        request(one_of_each(), text)
 
 
 def test_parts_of_nodes_are_refused() -> None:
     with pytest.raises(
         UsageError, match=r"--add slow=5: a node of slow in 'mixed' has 3 or 2 devices; expected"
     ):
-        asked(uneven(), "slow=5")
+        request(uneven(), "slow=5")
     with pytest.raises(UsageError, match=r"--add wide=4: a node of wide in 'mixed' has 3 devices"):
-        asked(uneven(), "wide=4")
+        request(uneven(), "wide=4")
 
 
 def test_as_many_devices_as_can_be_planned_for_and_no_more() -> None:
-    assert asked(one_of_each(), f"slow={2**16 - 2}") == (Wanted(1, 2**16 - 2),)
+    assert request(one_of_each(), f"slow={2**16 - 2}") == (Wanted(1, 2**16 - 2),)
     with pytest.raises(UsageError, match="65537 devices together; at most 65536"):
-        asked(one_of_each(), f"slow={2**16 - 1}")
+        request(one_of_each(), f"slow={2**16 - 1}")
 
 
 def test_a_type_that_the_cluster_does_not_have_is_refused_with_what_to_do() -> None:
     only_fast = cluster_of_types({"fast": 1})
     with pytest.raises(UsageError, match=r"'mixed' has no nodes of slow, .*; it has fast\n") as raised:
-        asked(only_fast, "slow=1")
+        request(only_fast, "slow=1")
     hint = raised.value.hint or ""
     assert hint.startswith("The profile has its curves: write a second cluster file") and "compare" in hint
     with pytest.raises(
         UsageError, match=r"it has fast \(group quick\), slow \(group wide\), slow \(group fast\)"
     ) as raised:
-        asked(uneven(), "h20=1")
+        request(uneven(), "h20=1")
     assert "no curves of it either: profile on one, or for it with --estimate" in (raised.value.hint or "")
     h20 = Device(type="cuda", name="NVIDIA H20", memory_bytes=2**30)
     with pytest.raises(UsageError) as raised:
-        asked(only_fast, "h20-96gb=1", profile=MIXED.model_copy(update={"devices": (), "device": h20}))
+        request(only_fast, "h20-96gb=1", profile=MIXED.model_copy(update={"devices": (), "device": h20}))
     assert "has its curves" in (raised.value.hint or "")
 
 
@@ -195,13 +195,13 @@ NEEDS_TWO = profile_of(metaop_of("t/net", 2, {2: 0.5, 4: 0.4}))
 
 def test_a_cluster_that_is_too_small_by_itself_is_part_of_the_answer() -> None:
     cluster = cluster_of(1)
-    result = additions(NEEDS_TWO, cluster, asked(cluster, "cpu=1", profile=NEEDS_TWO))
+    result = additions(NEEDS_TWO, cluster, request(cluster, "cpu=1", profile=NEEDS_TWO))
     assert result.as_it_is.iteration_s is None and "t/net" in (result.as_it_is.failure or "")
     assert result.additions[0].speedup is None and result.additions[0].best_by == ("time",)
     assert best_lines(result) == "best by time: 1 more cpu"
     with pytest.raises(NoPlanError, match="no plan for 'test', with none of the additions"):
         needs_four = profile_of(metaop_of("t/net", 2, {4: 0.5}))
-        additions(needs_four, cluster, asked(cluster, "cpu=1,2", profile=needs_four))
+        additions(needs_four, cluster, request(cluster, "cpu=1,2", profile=needs_four))
 
 
 def ask(folder: Path, profile: Profile, cluster: Cluster, *options: object) -> Ended:

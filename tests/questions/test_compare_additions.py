@@ -42,7 +42,7 @@ def one_of_each(fast: float | None = 3600.0, slow: float | None = 1800.0, **more
     return cluster.changed(nodes=tuple(groups), **more)
 
 
-def asked(cluster: Cluster, *texts: str, profile: Profile = MIXED) -> ComparedAdditions:
+def request(cluster: Cluster, *texts: str, profile: Profile = MIXED) -> ComparedAdditions:
     return compare_additions(profile, cluster, parse_additions(texts, profile, cluster))
 
 
@@ -50,7 +50,7 @@ def test_each_strategy_is_planned_for_each_addition_by_itself() -> None:
     """Rows 4 + 2 take 8 s; with another fast one 3 + 2 + 1 6 s; with another slow one 4 + 1 + 1 8 s. Equal
     shares of 3 samples take 12 s, and of 2 samples 8 s, whichever the third device.
     """
-    result = asked(one_of_each(), "fast=1", "slow=1")
+    result = request(one_of_each(), "fast=1", "slow=1")
     before, (fast, slow) = result.as_it_is, result.additions
     seconds = {
         name: [row.iteration_s for row in each.strategies if row.strategy != "dp-flops"]
@@ -73,7 +73,7 @@ def test_each_strategy_is_planned_for_each_addition_by_itself() -> None:
 
 def test_its_rows_are_those_of_compare_and_of_sweep() -> None:
     cluster = one_of_each(co2_grams_per_kwh=360)
-    result = asked(cluster, "fast=1", "slow=1")
+    result = request(cluster, "fast=1", "slow=1")
     assert result.as_it_is.strategies == compare(MIXED, cluster).strategies
     swept = additions(MIXED, cluster, parse_additions(["fast=1", "slow=1"], MIXED, cluster))
     for own, other in zip(result.additions, swept.additions, strict=True):
@@ -88,7 +88,7 @@ def test_its_rows_are_those_of_compare_and_of_sweep() -> None:
 
 def test_the_best_is_better_than_nothing_or_there_is_none() -> None:
     """By time another fast one; an iteration costs 12 without, and 15 or 16 with."""
-    result = asked(one_of_each(), "fast=1", "slow=1")
+    result = request(one_of_each(), "fast=1", "slow=1")
     assert [row.best_by for row in result.additions] == [("time",), ()]
     assert best_lines(result).splitlines() == [
         "best by time: spindle with 1 more fast: 1.33x as fast as spindle with nothing added",
@@ -97,7 +97,7 @@ def test_the_best_is_better_than_nothing_or_there_is_none() -> None:
         "best by energy: spindle with nothing added, as no addition is better: with the best, spindle with "
         "1 more slow, an iteration draws 25.0% more",
     ]
-    same = asked(one_of_each(), "slow=1")
+    same = request(one_of_each(), "slow=1")
     assert same.additions[0].best_by == ()
     assert best_lines(same).startswith(
         "best by time: spindle with nothing added, as no addition is better: with the best, spindle with "
@@ -107,18 +107,18 @@ def test_the_best_is_better_than_nothing_or_there_is_none() -> None:
 
 def test_what_is_added_may_pay_for_itself() -> None:
     """Two slow devices for nothing: rows 3 + 1 + 1 + 1, 6 s at 1 a second instead of 8."""
-    result = asked(one_of_each(slow=0), "slow=2")
+    result = request(one_of_each(slow=0), "slow=2")
     assert result.additions[0].best_by == ("time", "money")
     assert (
         "best by money: spindle with 2 more slow: an iteration costs 25.0% less than spindle with nothing "
         "added" in best_lines(result).splitlines()
     )
-    for_free = asked(one_of_each(fast=0, slow=0), "slow=2")
+    for_free = request(one_of_each(fast=0, slow=0), "slow=2")
     assert "2 more slow, an iteration costs as much" in best_lines(for_free)
 
 
 def test_another_strategy_than_ours_may_be_best() -> None:
-    result = asked(one_of_each(), "fast=1")
+    result = request(one_of_each(), "fast=1")
     (row,) = result.additions
     quicker = [
         each.model_copy(update={"iteration_s": 4.0}) if each.strategy == "dp-even" else each
@@ -132,7 +132,7 @@ def test_equally_good_additions_are_all_best() -> None:
     alone = profile_of(metaop_of("t/net", 4, {1: 1.0, 2: 0.5, 3: 0.4}, batch_size=6))
     groups = tuple(NodeGroup(name=name, devices=1, device="cpu", memory_gib=4) for name in "ab")
     cluster = cluster_of(2).changed(nodes=groups)
-    result = asked(cluster, "a=1", "b=1", profile=alone)
+    result = request(cluster, "a=1", "b=1", profile=alone)
     assert [row.best_by for row in result.additions] == [("time",), ("time",)]
     assert best_lines(result).startswith("best by time: spindle with 1 more a or spindle with 1 more b: 1.")
     assert [row.strategy for row in result.as_it_is.strategies][-1] == "optimus"
@@ -144,7 +144,7 @@ def cells(table: Table) -> list[list[str]]:
 
 
 def test_tables_of_time_and_of_what_is_known() -> None:
-    time, cost, energy = compared_tables(asked(one_of_each(), "fast=1", "slow=1"))
+    time, cost, energy = compared_tables(request(one_of_each(), "fast=1", "slow=1"))
     assert cells(time)[:2] == [
         ["strategy", "nothing added", "1 more fast", "1 more slow"],
         ["spindle", "8 s", "6 s (1.33x)", "8 s (1.00x)"],
@@ -154,7 +154,7 @@ def test_tables_of_time_and_of_what_is_known() -> None:
     assert cells(cost)[-1] == ["price/h", "5400", "9000", "7200"]
     assert [row[0] for row in cells(energy)] == ["strategy", "spindle", "sequential", "dp-even", "dp-flops"]
     assert (str(cost.title), str(energy.title)) == ("cost of an iteration", "energy of an iteration")
-    (alone,) = compared_tables(asked(cluster_of_types({"fast": 1, "slow": 1}), "fast=1"))
+    (alone,) = compared_tables(request(cluster_of_types({"fast": 1, "slow": 1}), "fast=1"))
     assert str(alone.title) == "test on mixed: an iteration, with more devices"
 
 
@@ -164,7 +164,7 @@ def test_where_steps_run_sets_of_tasks_the_title_says_what_seconds_are() -> None
         metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=2),
     )
     sets = (TaskShare(tasks=("a",), share=0.5), TaskShare(tasks=("a", "b"), share=0.5))
-    result = asked(one_of_each(), "fast=1", profile=two.model_copy(update={"task_sets": sets}))
+    result = request(one_of_each(), "fast=1", profile=two.model_copy(update={"task_sets": sets}))
     assert result.task_sets == sets
     assert "50% a; 50% a, b" in str(compared_tables(result)[0].title)
 
@@ -173,7 +173,7 @@ NEEDS_TWO = profile_of(metaop_of("t/net", 2, {2: 0.5, 4: 0.4}))
 
 
 def test_a_cluster_that_is_too_small_by_itself_is_part_of_the_answer() -> None:
-    result = asked(cluster_of(1), "cpu=1", profile=NEEDS_TWO)
+    result = request(cluster_of(1), "cpu=1", profile=NEEDS_TWO)
     assert [row.iteration_s for row in result.as_it_is.strategies] == [None] * 4
     (row,) = result.additions
     assert (row.times_as_fast, row.best_by) == ({}, ("time",))
@@ -182,7 +182,7 @@ def test_a_cluster_that_is_too_small_by_itself_is_part_of_the_answer() -> None:
     assert len(lines) == 4 and lines[0].startswith("no plan by spindle with nothing added: t/net: ")
     needs_four = profile_of(metaop_of("t/net", 2, {4: 0.5}))
     with pytest.raises(NoPlanError, match="no plan for 'test', with none of the additions: t/net"):
-        asked(cluster_of(1), "cpu=1,2", profile=needs_four)
+        request(cluster_of(1), "cpu=1,2", profile=needs_four)
 
 
 def ask(folder: Path, profile: Profile, cluster: Cluster, *options: object) -> Ended:
@@ -236,12 +236,12 @@ def test_a_profile_without_curves_of_a_type_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("less", "best_by"), [(1e-5, ("time",)), (1e-7, ())])
 def test_what_is_hardly_better_is_not(less: float, best_by: tuple[str, ...]) -> None:
     ops = metaop_of("t/net", 4, {1: 1.0, 2: 1.0 - less}, param_bytes_per_op=0)
-    (row,) = asked(cluster_of(1), "cpu=1", profile=profile_of(ops)).additions
+    (row,) = request(cluster_of(1), "cpu=1", profile=profile_of(ops)).additions
     assert row.strategies[0].iteration_s == pytest.approx(4 - 4 * less, rel=1e-9)
     assert row.best_by == best_by
 
 
 def test_devices_come_as_whole_nodes() -> None:
-    (row,) = asked(cluster_of_types({"fast": 2, "slow": 2}), "slow=4").additions
+    (row,) = request(cluster_of_types({"fast": 2, "slow": 2}), "slow=4").additions
     assert (row.num_added, row.num_nodes, row.num_devices) == (4, 2, 8)
     assert row.of_types == {"fast": 2, "slow": 6}

@@ -206,13 +206,13 @@ def test_as_many_devices_of_one_type_and_not_more(tp: int) -> None:
     fewer = 0
     for reason in reasons_of(made_plan(ask, cluster), ask).metaops:
         for taken in reason.in_plan:
-            asked = sum(taken.of_types.values())
+            request = sum(taken.of_types.values())
             alone = {kind: each for each in taken.alone for kind in each.of_types}
             for kind, room in cluster.num_of_type.items():
-                if taken.of_types != {kind: asked}:
-                    fewer += asked < room
-                    assert alone[kind].of_types == {kind: min(asked, room)}
-                    assert alone[kind].op_s == 12 / (min(asked, room) // tp)
+                if taken.of_types != {kind: request}:
+                    fewer += request < room
+                    assert alone[kind].of_types == {kind: min(request, room)}
+                    assert alone[kind].op_s == 12 / (min(request, room) // tp)
             assert len(taken.alone) == 2 - (len(taken.of_types) == 1)
     assert fewer
 

@@ -23,7 +23,7 @@ from spindle_cli.runtime import assembling, worker
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.training.batches import Batches
 
 
@@ -36,21 +36,21 @@ def whole(_rank: int) -> Iterator[None]:
 @contextmanager
 def gradients_scaled(_rank: int) -> Iterator[None]:
     """Every gradient twice too large: Adam's steps stay the same."""
-    right = LossBoard.seed
-    with mock.patch.object(LossBoard, "seed", lambda *arguments: 2 * right(*arguments)):
+    right = LossAccumulator.seed
+    with mock.patch.object(LossAccumulator, "seed", lambda *arguments: 2 * right(*arguments)):
         yield
 
 
 @contextmanager
 def share_scaled(_rank: int) -> Iterator[None]:
     """A share of the batch counts as if it were the whole: the dp of another slice."""
-    right = LossBoard.arguments
+    right = LossAccumulator.arguments
 
-    def arguments(self: LossBoard, task: str, samples: tuple[int, int]) -> tuple[Any, ...]:
+    def arguments(self: LossAccumulator, task: str, samples: tuple[int, int]) -> tuple[Any, ...]:
         share, *counts = right(self, task, samples)
         return (1.0, *(count * share for count in counts))
 
-    with mock.patch.object(LossBoard, "arguments", arguments):
+    with mock.patch.object(LossAccumulator, "arguments", arguments):
         yield
 
 

@@ -55,7 +55,7 @@ class Joint:
 
 
 class PlacedPlan(StepNumbers, Protocol):
-    """What is needed of a plan; `plan.types.Plan` has it, and the planner's drafts once they are placed.
+    """What is needed of a plan; `plan.types.Plan` has it, and the planner's candidates once they are placed.
 
     `slices` are in the order in which they start; everything else names them by their index in it. `joint`:
     the plans that it runs in turn with, of which it is that at `member`; None: there are none.

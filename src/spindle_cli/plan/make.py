@@ -3,11 +3,11 @@
 posing.py           index the MetaGraph, with the allocations of its MetaOps on the cluster
 cutting/            on several types of device: allocations over them, by how fast shares are on each
 bound/              the linear program over the whole graph: lower bound and allocation
-strategies/         drafts: schedules without devices
-search/judge.py     placement, memory, predicted iteration; the best draft wins
-mixed/drafts.py     the same on devices of several types
+strategies/         candidates: schedules without devices
+search/evaluate.py     placement, memory, predicted iteration; the best candidate wins
+mixed/candidates.py     the same on devices of several types
 best/in_memory.py   the best inside of memory, by refine/search.py: a search over everything at once
-best/find_asked.py  the best plan of what is asked for
+best/find_as_requested.py  the best plan of what is asked for
 best/seeds.py       where memory is short: quick plans that give up something, and the search from the best
 replica_groups/     the best of these and of plans whose parameters replica groups of devices shard
 stages/pipelined.py the best of these and of pipelines of micro-batches
@@ -29,20 +29,20 @@ from spindle_cli.costs.peaks import arithmetic_of
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
-from spindle_cli.plan.best.find import Found
-from spindle_cli.plan.best.find_asked import find_asked
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.find_as_requested import find_as_requested
 from spindle_cli.plan.best.idle_nodes import or_on_fewer
 from spindle_cli.plan.best.in_memory import recomputed_share
 from spindle_cli.plan.best.otherwise import found_otherwise
 from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.best.request import DEFAULT_EFFORT, PlanRequest
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
-from spindle_cli.plan.no_fit import no_plan_as_asked
+from spindle_cli.plan.no_fit import no_plan_as_requested
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.replica_groups.find import InReplicaGroups
 from spindle_cli.plan.search.posed import NO_SEARCH
@@ -78,7 +78,7 @@ def make_plan(
     """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
     plan.
 
-    Args: what follows the cluster is said at `Asked`.
+    Args: what follows the cluster is said at `PlanRequest`.
 
     Raises:
         NoPlanError: no valid allocation, nothing fits the devices' memory, a task cannot be cut so, or
@@ -89,7 +89,7 @@ def make_plan(
             the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
     """
-    request = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums, shard_by)
+    request = PlanRequest(strategy, effort, micro_batches, sharding, equal_shares, offload, sums, shard_by)
     _require_possible(profile, cluster, request)
     request = replace(request, sharding=_unusual(profile, sharding))
     profile = seen_on(profile, cluster)
@@ -98,7 +98,7 @@ def make_plan(
     return _made(profile, cluster, request)
 
 
-def _made(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
+def _made(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan for devices that all train one model."""
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
@@ -110,7 +110,7 @@ def _made(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     return with_sums(plan, profile, request.sums, again)
 
 
-def _plan_with_weights(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
+def _plan_with_weights(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan with parts of what devices share out as asked for, or as memory asks for."""
     shard_by = request.shard_by
     if shard_by is None and (request.strategy != "spindle" or are_alike(profile)):
@@ -129,7 +129,7 @@ def _plan_with_weights(profile: Profile, cluster: Cluster, request: Asked) -> Pl
     return with_best_weights(profile, cluster, shard_by, make, is_short)
 
 
-def _plan(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
+def _plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan with what the profile's MetaOps say that is gathered."""
     if not cluster.is_mixed:
         return _with_sets(profile, cluster, request)
@@ -139,7 +139,7 @@ def _plan(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     return _with_sets(profile, cluster, request)
 
 
-def _require_possible(profile: Profile, cluster: Cluster, request: Asked) -> None:
+def _require_possible(profile: Profile, cluster: Cluster, request: PlanRequest) -> None:
     """Stop at what no plan of this profile on this cluster can be.
 
     Raises:
@@ -164,7 +164,7 @@ def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None
     return {key: level for key, level in sharding.items() if level is not usual}
 
 
-def _with_sets(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
+def _with_sets(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan of all tasks, with one of each set of tasks that steps run."""
     if not profile.task_sets:
         return _plan_of_all_tasks(profile, cluster, request)
@@ -176,7 +176,7 @@ def _with_sets(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
             cut = {metaop.task: plan.micro_batches.get(metaop.task, 1) for metaop in some.metaops}
             keys = {metaop.parameters or metaop.name for metaop in some.metaops}
             sharding = {key: level for key, level in plan.sharding.items() if key in keys}
-            set_request = Asked(
+            set_request = PlanRequest(
                 strategy,
                 request.effort,
                 micro_batches=cut if plan.micro_batches else None,
@@ -192,7 +192,7 @@ def _with_sets(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
     return by_best_strategy(request.strategy, cluster, by)
 
 
-def _plan_of_all_tasks(profile: Profile, cluster: Cluster, request: Asked) -> Plan:
+def _plan_of_all_tasks(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan of a step that runs all tasks."""
     if request.strategy not in strategies_on(cluster) and not cluster.is_mixed:
         raise NoPlanError(
@@ -204,41 +204,41 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, request: Asked) -> Pl
     result, bounds = _found(profile, cluster, request)
     result = result or found_otherwise(profile, cluster, request, find_on)
     if result is None:
-        raise no_plan_as_asked(profile, cluster, request)
+        raise no_plan_as_requested(profile, cluster, request)
     if not cluster.is_mixed:
         result = or_on_fewer(profile, cluster, request, result, find_on)
     return plan_of(profile, cluster, request.strategy, result, bounds)
 
 
-def _found(profile: Profile, cluster: Cluster, request: Asked) -> tuple[Found | None, Bounds]:
+def _found(profile: Profile, cluster: Cluster, request: PlanRequest) -> tuple[PlanResult | None, Bounds]:
     """The best plan of those that may use all devices, or None, and what no plan is shorter than."""
     bound = lower_bound(make_problem(profile, cluster))
     bounds = Bounds(bound.lower_bound_s, AnyCut(profile, request.allowed(cluster), request.micro_batches))
 
-    def simulated_s(result: Found) -> float:
+    def simulated_s(result: PlanResult) -> float:
         return simulate(plan_of(profile, cluster, request.strategy, result, bounds)).iteration_s
 
     replica_groups = InReplicaGroups(profile, cluster, request, bound.lower_bound_s, simulated_s)
-    result = replica_groups.or_better(find_asked(profile, cluster, request, replica_groups.or_less_s))
+    result = replica_groups.or_better(find_as_requested(profile, cluster, request, replica_groups.or_less_s))
     if _may_pipeline(request):
         cut = request.micro_batches
         result = in_pipelines(profile, cluster, result, bounds.any_cut.work_or_chain_s, simulated_s, cut)
     return result, bounds
 
 
-def _may_pipeline(request: Asked) -> bool:
+def _may_pipeline(request: PlanRequest) -> bool:
     """Whether nothing is asked for that these pipelines cannot be."""
     is_free = request.gives_up and request.sharding is None and not request.equal_shares
     return request.strategy == "spindle" and request.effort > NO_SEARCH and is_free
 
 
-def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, request: Asked) -> Found | None:
+def _found_on(profile: Profile, whole: Cluster, cluster: Cluster, request: PlanRequest) -> PlanResult | None:
     """The best plan for a cluster, or for some of its nodes by themselves."""
     seen = profile
     if cluster is not whole:
         seen = seen_on(profile, cluster).weighted(weights_on(cluster, profile.shard_weights, whole))
     if cluster.is_mixed:
-        return find_asked(seen, cluster, request)
+        return find_as_requested(seen, cluster, request)
     return _found(seen, cluster, request)[0]
 
 

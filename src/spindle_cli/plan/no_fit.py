@@ -9,15 +9,15 @@ from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.best.sharding import shardings_to_try
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import best_placed
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import best_placed
 from spindle_cli.plan.search.memory_fallback import largest_fallback
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.baselines import optimus, sequential
@@ -35,7 +35,7 @@ class Change:
     cluster: Cluster
 
 
-def no_plan_as_asked(profile: Profile, cluster: Cluster, request: Asked) -> NoPlanError:
+def no_plan_as_requested(profile: Profile, cluster: Cluster, request: PlanRequest) -> NoPlanError:
     """What to raise where nothing that is asked for fits, with the way out."""
     said: list[str] = []
     if request.micro_batches:
@@ -93,7 +93,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
     overflows: list[tuple[int, int, DeviceMemory]] = []
     for fallback in (MemoryFallback(), largest_fallback(profile)):
         problem = make_problem(profile, roomy, fallback)
-        for candidate in _drafts(problem):
+        for candidate in _candidates(problem):
             evaluated = best_placed(problem, candidate, (BALANCED,), 0)
             if evaluated is None:
                 continue
@@ -115,7 +115,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
     return device, need
 
 
-def _drafts(problem: Problem) -> Iterator[Draft]:
+def _candidates(problem: Problem) -> Iterator[Candidate]:
     yield sequential(problem)
     yield optimus(problem)
     for candidates in spindle(problem, lower_bound(problem), NO_SEARCH):
@@ -143,7 +143,7 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
         except NoPlanError:  # the change itself needs more devices than there are
             return False
         if any(
-            best_placed(problem, candidate, (*WEIGHTS[:1], BALANCED), 0) for candidate in _drafts(problem)
+            best_placed(problem, candidate, (*WEIGHTS[:1], BALANCED), 0) for candidate in _candidates(problem)
         ):
             return True
     return any(fits_shared_out(profile, cluster, sharding) for sharding in shardings_to_try(profile, cluster))

@@ -39,7 +39,7 @@ def whole_slice(node: Node, point: Point, start_s: float, end_s: float) -> Unpla
 
 
 @dataclass(frozen=True)
-class Draft:
+class Candidate:
     """A schedule that a strategy proposes: pieces in order of start, producers first.
 
     Attributes:
@@ -66,15 +66,15 @@ class Draft:
 
 @dataclass(frozen=True)
 class Placed:
-    """A draft with the devices of every piece, in the order in which they hold the batch's shares."""
+    """A candidate with the devices of every piece, in the order in which they hold the batch's shares."""
 
-    candidate: Draft
+    candidate: Candidate
     devices: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class PlacedSlices:
-    """What `account/` takes: a placed draft's slices in order of start, before they are a plan."""
+    """What `account/` takes: a placed candidate's slices in order of start, before they are a plan."""
 
     slices: tuple[Slice, ...]
     by_name: Mapping[str, MetaOpProfile]

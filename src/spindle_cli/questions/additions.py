@@ -85,8 +85,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Measure:
-    """What an addition is judged by: the less, the better. `than`: in words, so many times the value of the
-    cluster as it is.
+    """What an addition is evaluated by: the less, the better. `than`: in words, so many times the value of
+    the cluster as it is.
     """
 
     value: Callable[[OnCluster], float | None]

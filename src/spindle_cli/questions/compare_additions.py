@@ -88,7 +88,7 @@ class ComparedAdditions(Artifact):
 
 @dataclass(frozen=True)
 class _Measure:
-    """What strategies are judged by: the less, the better. `verb`: what an iteration does of it."""
+    """What strategies are evaluated by: the less, the better. `verb`: what an iteration does of it."""
 
     value: Callable[[StrategyOutcome], float | None]
     verb: str

@@ -16,7 +16,7 @@ from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import SHORTEST_S, Problem
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import Profile
@@ -41,7 +41,7 @@ def predicted_by(profile: Profile, plan: Plan) -> Prediction:
     return predict(problem, slices, traffic, max(slice_.last_s for slice_ in slices), steps_s)
 
 
-def moving_instead(problem: Problem, evaluated: Judged) -> Judged:
+def moving_instead(problem: Problem, evaluated: EvaluatedCandidate) -> EvaluatedCandidate:
     """The plan whose slices that recompute move activations to host memory instead, of as many ops as hide:
     those of all MetaOps, or of one after another, as far as that fits and is shorter. It is for plans that
     the search over everything at once cannot say.

@@ -16,7 +16,7 @@ from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, told_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
@@ -51,7 +51,7 @@ def require_above(lower_bound_s: float, end_s: float, strategy: str) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class PlanResult:
     """The best plan of some tasks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Found:
             shorter without recomputing much: there is nothing to give up for memory.
     """
 
-    best: Judged
+    best: EvaluatedCandidate
     is_short: bool
     note: str | None = None
     cut: MicroBatched | None = None
@@ -73,7 +73,7 @@ class Found:
 
 def find(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: ProblemPoser
-) -> Found | None:
+) -> PlanResult | None:
     """The best plan by a profile, its passes in the best order; None if nothing fits, or what does is not
     faster than another kind of plan.
 
@@ -113,7 +113,7 @@ def find(
         if timed_apart is None:
             return None
         best = timed_apart
-    return Found(best, not all_fit, note, sharding=profile.sharding, is_searched=is_searched)
+    return PlanResult(best, not all_fit, note, sharding=profile.sharding, is_searched=is_searched)
 
 
 def widened(profile: Profile, cluster: Cluster) -> Profile:
@@ -137,7 +137,7 @@ def find_wide(
     strategy: StrategyName,
     effort: int,
     posing: ProblemPoser,
-) -> Found | None:
+) -> PlanResult | None:
     """The best plan, also of shares that are not equal; none is slower than a quick plan of equal shares.
     None as `find` says.
 
@@ -161,8 +161,11 @@ def find_wide(
 
 
 def find_in(
-    cut: MicroBatched, search: Callable[[Profile], Found | None], quick: Sequence[Judged], effort: int
-) -> Found | None:
+    cut: MicroBatched,
+    search: Callable[[Profile], PlanResult | None],
+    quick: Sequence[EvaluatedCandidate],
+    effort: int,
+) -> PlanResult | None:
     """The best plan with micro-batches that are asked for: of one of each task, round after round, and what a
     search over all of them makes of it; None if nothing fits.
 
@@ -177,7 +180,7 @@ def find_in(
         return one
     plans = [one.best] if one.note is not None else [one.best, *quick]
     rounds = (in_rounds(cut, plan) for plan in plans)
-    begins = sorted((plan for plan in rounds if plan is not None), key=Judged.rank)
+    begins = sorted((plan for plan in rounds if plan is not None), key=EvaluatedCandidate.rank)
     if not begins:
         return None
     best, note = begins[0], one.note
@@ -185,4 +188,4 @@ def find_in(
         searched = searched_over_everything(cut.all, begins, effort)
         if searched is not None:
             best, note = searched, describe(searched.slices)
-    return Found(best, one.is_short, note, cut, one.sharding)
+    return PlanResult(best, one.is_short, note, cut, one.sharding)

@@ -27,16 +27,16 @@ import numpy.typing as npt
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.parts import Part, groups_of, on_all, parts_of, with_idle
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.bound.pricing import worth
-from spindle_cli.plan.pipelines.drafts import may_gain
+from spindle_cli.plan.pipelines.candidates import may_gain
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import WORTH, Node, Point, Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import Judged, judge_as_placed
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, evaluate_as_placed
 from spindle_cli.plan.search.memory_fallback import NEAR
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.baselines import in_turn
@@ -49,10 +49,12 @@ MOST_PLANNED, MOST_SEARCHED = 48, 2
 TOO_SLOW = "sums over the links to more nodes would take longer than these save"
 
 # The best plan for a cluster of what is asked for; None: nothing fits.
-Find = Callable[[Cluster, Asked], Found | None]
+Find = Callable[[Cluster, PlanRequest], PlanResult | None]
 
 
-def or_on_fewer(profile: Profile, cluster: Cluster, request: Asked, whole: Found, find: Find) -> Found:
+def or_on_fewer(
+    profile: Profile, cluster: Cluster, request: PlanRequest, whole: PlanResult, find: Find
+) -> PlanResult:
     """A plan, or one that leaves nodes of one type idle and is shorter by `WORTH`.
 
     Args:
@@ -84,7 +86,7 @@ def or_on_fewer(profile: Profile, cluster: Cluster, request: Asked, whole: Found
     return best
 
 
-def _comes_near(quick: Found | None, than_s: float) -> bool:
+def _comes_near(quick: PlanResult | None, than_s: float) -> bool:
     return quick is not None and quick.best.prediction.iteration_s <= NEAR * than_s
 
 
@@ -99,10 +101,10 @@ def _parts(problem: Problem, than_s: float) -> list[Part]:
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 # Plans for some cluster by itself.
-PlanFor: TypeAlias = Callable[[Cluster], Found | None]
+PlanFor: TypeAlias = Callable[[Cluster], PlanResult | None]
 
 
-def on_best_part(problem: Problem, bound: Bound, whole: Found, plan_for: PlanFor) -> Found:
+def on_best_part(problem: Problem, bound: Bound, whole: PlanResult, plan_for: PlanFor) -> PlanResult:
     """The best plan, also of those that leave nodes idle.
 
     A search is taken to gain as much on a part, over one MetaOp after another, as it did on all devices.
@@ -124,9 +126,9 @@ def on_best_part(problem: Problem, bound: Bound, whole: Found, plan_for: PlanFor
     return best if best.best.prediction.iteration_s < enough_s else _with_idle_said(problem, whole)
 
 
-def _with_idle_said(problem: Problem, whole: Found) -> Found:
+def _with_idle_said(problem: Problem, whole: PlanResult) -> PlanResult:
     """Note in a plan that it leaves nodes idle, if these would compute if sums took no time."""
-    candidate = _draft_in_turn(problem, _everything(problem))
+    candidate = _candidate_in_turn(problem, _everything(problem))
     busy = _nodes_of(problem, (slice_.devices for slice_ in whole.best.slices))
     wanted = set() if candidate is None else _nodes_of(problem, candidate.devices or ())
     idle = sum(problem.cluster.node_sizes[node] for node in wanted - busy)
@@ -141,20 +143,22 @@ def _everything(problem: Problem) -> Part:
     return Part(problem.cluster, tuple(range(problem.num_devices)))
 
 
-def _fastest_in_turn(problem: Problem, parts: Sequence[Part], within_s: float) -> list[tuple[Judged, Part]]:
+def _fastest_in_turn(
+    problem: Problem, parts: Sequence[Part], within_s: float
+) -> list[tuple[EvaluatedCandidate, Part]]:
     """The best parts for one MetaOp after another, as many as are searched for longer, the best first; of
     those that take `within_s` at most.
 
-    An iteration takes at least as long as its schedule, so what cannot be one of these is not judged.
+    An iteration takes at least as long as its schedule, so what cannot be one of these is not evaluated.
     """
     candidates = [
-        (candidate, part) for part in parts if (candidate := _draft_in_turn(problem, part)) is not None
+        (candidate, part) for part in parts if (candidate := _candidate_in_turn(problem, part)) is not None
     ]
-    fastest: list[tuple[Judged, Part]] = []
+    fastest: list[tuple[EvaluatedCandidate, Part]] = []
     for candidate, part in sorted(candidates, key=lambda item: item[0].pieces[-1].end_s):
         if candidate.pieces[-1].end_s > within_s:
             break
-        evaluated = judge_as_placed(problem, candidate)
+        evaluated = evaluate_as_placed(problem, candidate)
         if evaluated is not None:
             fastest.append((evaluated, part))
             fastest = sorted(fastest, key=lambda item: item[0].rank())[:MOST_SEARCHED]
@@ -163,15 +167,15 @@ def _fastest_in_turn(problem: Problem, parts: Sequence[Part], within_s: float) -
     return fastest
 
 
-def _in_turn(problem: Problem, part: Part) -> Judged | None:
+def _in_turn(problem: Problem, part: Part) -> EvaluatedCandidate | None:
     """One MetaOp after another, each on the fastest allocation that the part has; None if that does not fit,
     or one has none.
     """
-    candidate = _draft_in_turn(problem, part)
-    return None if candidate is None else judge_as_placed(problem, candidate)
+    candidate = _candidate_in_turn(problem, part)
+    return None if candidate is None else evaluate_as_placed(problem, candidate)
 
 
-def _draft_in_turn(problem: Problem, part: Part) -> Draft | None:
+def _candidate_in_turn(problem: Problem, part: Part) -> Candidate | None:
     room = _room(problem, part)
 
     def fastest(_: Problem, node: Node) -> Point | None:
@@ -238,7 +242,7 @@ class _Costs:
         return sum(ops * float(np.min(costs, where=mask, initial=inf)) for ops, costs, mask in nodes)
 
 
-def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
+def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> PlanResult | None:
     """The plan for a part as one of the whole cluster; None if nothing fits."""
     try:
         of_part = plan_for(part.cluster)

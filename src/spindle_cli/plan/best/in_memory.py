@@ -12,7 +12,7 @@ from spindle_cli.costs.recompute_and_offload import forwards_again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import Slice, StrategyName
@@ -37,10 +37,10 @@ class InMemory:
 
     Attributes:
         note: what the plan says of what it gives up.
-        is_searched: as `Found` has it.
+        is_searched: as `PlanResult` has it.
     """
 
-    best: Judged
+    best: EvaluatedCandidate
     note: str | None = None
     is_searched: bool = False
 
@@ -48,7 +48,7 @@ class InMemory:
 def in_memory(
     problem: Problem,
     lower_bound_s: float,
-    begins: Sequence[Judged],
+    begins: Sequence[EvaluatedCandidate],
     strategy: StrategyName,
     effort: int,
     *,
@@ -75,7 +75,9 @@ def in_memory(
     return result
 
 
-def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort: int) -> Judged | None:
+def _searched(
+    problem: Problem, near_s: float, begins: Sequence[EvaluatedCandidate], effort: int
+) -> EvaluatedCandidate | None:
     """A shorter plan than those that fit, or None, also where one takes no longer than `near_s`: there is
     little to gain.
     """
@@ -84,7 +86,9 @@ def _searched(problem: Problem, near_s: float, begins: Sequence[Judged], effort:
     return searched_over_everything(problem, begins, effort)
 
 
-def searched_over_everything(problem: Problem, begins: Sequence[Judged], effort: int) -> Judged | None:
+def searched_over_everything(
+    problem: Problem, begins: Sequence[EvaluatedCandidate], effort: int
+) -> EvaluatedCandidate | None:
     """A shorter plan than those that fit, found by the search over everything at once; None where there is
     none. Loading what compiles it takes a while, so it is loaded where it is needed.
     """
@@ -94,7 +98,7 @@ def searched_over_everything(problem: Problem, begins: Sequence[Judged], effort:
     return shorter and replace(shorter, strategy="spindle")
 
 
-def _gives_up_little(problem: Problem, searched: Judged, before: Judged) -> bool:
+def _gives_up_little(problem: Problem, searched: EvaluatedCandidate, before: EvaluatedCandidate) -> bool:
     """Whether a search has made a plan much shorter, and recomputes little."""
     is_shorter = searched.prediction.iteration_s <= SEARCHED * before.prediction.iteration_s
     share = recomputed_share(searched.slices, problem.profile.by_name, problem.cluster)

@@ -13,19 +13,21 @@ from dataclasses import replace
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.idle_nodes import MOST_PARTS
 from spindle_cli.plan.best.parts import Part, groups_of, on_all, parts_of, with_idle
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.types import strategies_on
 from spindle_cli.profile.types import Profile
 
 # The best plan for a cluster of what is asked for; None: nothing fits.
-Find = Callable[[Cluster, Asked], Found | None]
+Find = Callable[[Cluster, PlanRequest], PlanResult | None]
 
 
-def found_otherwise(profile: Profile, cluster: Cluster, request: Asked, find: Find) -> Found | None:
+def found_otherwise(
+    profile: Profile, cluster: Cluster, request: PlanRequest, find: Find
+) -> PlanResult | None:
     """A plan where `spindle` has found none; None where that fits in no other way either.
 
     Args:
@@ -47,7 +49,7 @@ def found_otherwise(profile: Profile, cluster: Cluster, request: Asked, find: Fi
     return None
 
 
-def _or_none(find: Find, cluster: Cluster, request: Asked) -> Found | None:
+def _or_none(find: Find, cluster: Cluster, request: PlanRequest) -> PlanResult | None:
     """None also where an op has no allocation, which is no reason to have no plan elsewhere."""
     try:
         return find(cluster, request)

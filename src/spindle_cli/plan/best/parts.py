@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.judge import measure_as_they_are
+from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.search.passes_apart import apart
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import counted
@@ -73,7 +73,7 @@ def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
     return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
 
 
-def on_all(profile: Profile, cluster: Cluster, part: Part, result: Found) -> Found | None:
+def on_all(profile: Profile, cluster: Cluster, part: Part, result: PlanResult) -> PlanResult | None:
     """The plan for a part as one of the whole cluster; None if that does not fit."""
     profile = profile.sharded(result.sharding)
     cut = None
@@ -91,7 +91,7 @@ def on_all(profile: Profile, cluster: Cluster, part: Part, result: Found) -> Fou
     return None if evaluated is None else replace(result, best=evaluated, cut=cut)
 
 
-def with_idle(result: Found, idle: int, why: str) -> Found:
+def with_idle(result: PlanResult, idle: int, why: str) -> PlanResult:
     """The plan with a note of how many devices stay idle, and why."""
     note = f"{counted(idle, 'device')} {'stays' if idle == 1 else 'stay'} idle: {why}."
     return replace(result, note=note if result.note is None else f"{result.note} {note}")

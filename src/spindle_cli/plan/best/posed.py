@@ -8,12 +8,12 @@ from math import inf
 
 from spindle_cli.costs.same import Same
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.drafts import best_judged, best_of_each, by_baseline
+from spindle_cli.plan.best.candidates import best_evaluated, best_of_each, by_baseline
 from spindle_cli.plan.bound.bound import Bound, lower_bound, lower_bound_under
-from spindle_cli.plan.mixed import drafts as on_types
+from spindle_cli.plan.mixed import candidates as on_types
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.spread import all_spread_out
 from spindle_cli.plan.strategies.baselines import baselines_on
 from spindle_cli.plan.types import StrategyName
@@ -49,26 +49,28 @@ class PosedProblem:
         return tuple(name for name in names if strategy in (name, "spindle"))
 
     @cached_property
-    def _by_baseline(self) -> dict[StrategyName, Judged | None]:
+    def _by_baseline(self) -> dict[StrategyName, EvaluatedCandidate | None]:
         return {}
 
-    def by_baseline(self, strategy: StrategyName) -> Judged | None:
+    def by_baseline(self, strategy: StrategyName) -> EvaluatedCandidate | None:
         if strategy not in self._by_baseline:
             self._by_baseline[strategy] = by_baseline(self.problem, strategy)
         return self._by_baseline[strategy]
 
-    def best_of_each(self, strategy: StrategyName, effort: int) -> tuple[list[Judged], bool]:
-        """The best plans to go on from, the best first; and whether memory stood in no draft's way."""
+    def best_of_each(self, strategy: StrategyName, effort: int) -> tuple[list[EvaluatedCandidate], bool]:
+        """The best plans to go on from, the best first; and whether memory stood in no candidate's way."""
         if self._is_mixed:
             best, all_fit = self.best(strategy, effort)
             return [] if best is None else [best], all_fit
         plans, all_fit = best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
         return all_spread_out(self.problem, plans), all_fit
 
-    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[EvaluatedCandidate | None, bool]:
         if self._is_mixed:
-            return on_types.DraftsOnTypes(self.problem, self.bound).best(strategy, effort, within_s)
-        return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline, within_s)
+            return on_types.CandidatesOnTypes(self.problem, self.bound).best(strategy, effort, within_s)
+        return best_evaluated(self.problem, self.bound, strategy, effort, self.by_baseline, within_s)
 
 
 class ProblemPoser:

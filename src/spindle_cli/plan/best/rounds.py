@@ -12,11 +12,11 @@ from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search.judge import Judged, fastest
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, fastest
 from spindle_cli.plan.types import Slice
 
 
-def in_rounds(cut: MicroBatched, one: Judged) -> Judged | None:
+def in_rounds(cut: MicroBatched, one: EvaluatedCandidate) -> EvaluatedCandidate | None:
     """All micro-batches by the plan of one of each task: round after round in its order, or in an order of
     all their passes that is faster. None if no order fits the devices' memory.
     """

@@ -14,8 +14,7 @@ from math import inf
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.asked import Asked, gives_up_memory
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.in_memory import NEAR_BOUND, searched_over_everything
 from spindle_cli.plan.best.micro_batches import (
     Cut,
@@ -23,10 +22,11 @@ from spindle_cli.plan.best.micro_batches import (
     alike_micro_batches,
     cuts_of_parts,
 )
+from spindle_cli.plan.best.request import PlanRequest, gives_up_memory
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, shardings_to_try
 from spindle_cli.plan.problem import MemoryFallback
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.search.memory_fallback import (
     ABOVE_BOUND,
     NEAR,
@@ -47,7 +47,7 @@ from spindle_cli.profile.types import Profile
 ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
 # Of all seconds of compute, what MetaOps have that may run on fewer devices: with less a longer search of
-# drafts finds nothing.
+# candidates finds nothing.
 WORTH_A_SEARCH = 0.05
 # The room for activations is found to one of so many steps of what takes most of it, a power of two.
 ROOM_STEPS = 64
@@ -82,7 +82,7 @@ class MemorySaving:
         """Tell whether devices shard parameters or gradients."""
         return gives_up_memory(self.sharding)
 
-    def of_all(self, one: Judged | None) -> Judged | None:
+    def of_all(self, one: EvaluatedCandidate | None) -> EvaluatedCandidate | None:
         """Return the plan of all micro-batches, given that of one of each task; None if it does not fit."""
         return one if one is None or not self.cut.counts else in_rounds(self.cut, one)
 
@@ -91,7 +91,7 @@ class MemorySaving:
 class Seed:
     """A quick plan of all micro-batches that saves memory."""
 
-    plan: Judged
+    plan: EvaluatedCandidate
     saving: MemorySaving
 
     @property
@@ -114,11 +114,13 @@ class Seeds:
 
     profile: Profile
     cluster: Cluster
-    request: Asked
+    request: PlanRequest
     posing: Posing
     cut: Cut
 
-    def or_better(self, incumbent: Found | None, bound_s: float, or_less_s: OrLessS = itself) -> Found | None:
+    def or_better(
+        self, incumbent: PlanResult | None, bound_s: float, or_less_s: OrLessS = itself
+    ) -> PlanResult | None:
         """Return the best plan that the search finds from seeds that come near the best known, or the
         incumbent if none is better, or memory is not short, or there is next to nothing to gain; None if
         nothing fits, or nothing that comes near another kind of plan.
@@ -134,7 +136,7 @@ class Seeds:
         if incumbent is not None and incumbent.best.prediction.compute_s <= NEAR_BOUND * bound_s:
             return incumbent
         has_searched = incumbent is not None and incumbent.is_searched
-        kinds = [None if has_searched else self.sharded_as_asked(known_s), self.sharded_more()]
+        kinds = [None if has_searched else self.sharded_as_requested(known_s), self.sharded_more()]
         seeds = sorted((seed for seed in kinds if seed is not None), key=Seed.rank)
         least_s = min([known_s, *(seed.seconds for seed in seeds)])
         far_s = NEAR * or_less_s(least_s)
@@ -144,7 +146,7 @@ class Seeds:
                 incumbent = searched
         return incumbent
 
-    def sharded_as_asked(self, known_s: float) -> Seed | None:
+    def sharded_as_requested(self, known_s: float) -> Seed | None:
         """Return the best seed that shards what is asked for, and nothing more."""
         whole = self.splitting(known_s)
         if not self.request.gives_up or self.request.micro_batches is not None:
@@ -254,7 +256,7 @@ class Seeds:
         if saving.is_sharded and "sequential" in names:
             names = ("sequential",)  # what is sharded runs on all devices in any case
         plans = [plan for name in names if (plan := saving.posed_problem.by_baseline(name)) is not None]
-        return _seed(saving, min(plans, key=Judged.rank, default=None))
+        return _seed(saving, min(plans, key=EvaluatedCandidate.rank, default=None))
 
     def _quickly(self, saving: MemorySaving | None) -> Seed | None:
         """Return the best of a quick search; None if nothing fits, or what is sharded leaves no choice."""
@@ -262,11 +264,11 @@ class Seeds:
             return None
         return _seed(saving, saving.posed_problem.best(self.request.strategy, NO_SEARCH)[0])
 
-    def _searched(self, seed: Seed) -> Found | None:
+    def _searched(self, seed: Seed) -> PlanResult | None:
         """Search on from a seed; None if times for each pass, which what is sharded needs, do not fit."""
         saving, strategy, effort = seed.saving, self.request.strategy, self.request.effort
         fallback = saving.fallback
-        best = min(self._plans_from(seed), key=Judged.rank, default=None)
+        best = min(self._plans_from(seed), key=EvaluatedCandidate.rank, default=None)
         if best is None:
             return None
         if strategy == "spindle" and effort != NO_SEARCH and not saving.is_sharded:
@@ -278,14 +280,14 @@ class Seeds:
         if self.request.sharding is None and saving.is_sharded:
             notes.insert(0, describe(saving.sharding))
         note = " ".join(part for part in notes if part is not None) or None
-        return Found(best, True, note, saving.cut if saving.cut.counts else None, saving.sharding)
+        return PlanResult(best, True, note, saving.cut if saving.cut.counts else None, saving.sharding)
 
-    def _plans_from(self, seed: Seed) -> list[Judged]:
+    def _plans_from(self, seed: Seed) -> list[EvaluatedCandidate]:
         """Return the seed's plan, and that of a longer search where enough MetaOps may run on fewer devices
         for that; where batches stay whole, each in its best order of passes.
         """
         saving, problem = seed.saving, seed.saving.posed_problem.problem
-        plans: list[Judged | None] = [seed.plan]
+        plans: list[EvaluatedCandidate | None] = [seed.plan]
         free_s = sum(
             node.num_ops * node.points[-1].op_s
             for node in problem.nodes
@@ -328,7 +330,7 @@ def _roomiest(
     return roomiest
 
 
-def _seed(saving: MemorySaving, one: Judged | None) -> Seed | None:
+def _seed(saving: MemorySaving, one: EvaluatedCandidate | None) -> Seed | None:
     plan = saving.of_all(one)
     return None if plan is None else Seed(plan, saving)
 

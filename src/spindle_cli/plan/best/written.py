@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
-from spindle_cli.plan.best.find import Found, require_above
+from spindle_cli.plan.best.find import PlanResult, require_above
 from spindle_cli.plan.bound.any_cut import AnyCut
 from spindle_cli.plan.same_device import assumption
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.types import BOUNDS_OF_ANY_CUT, Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import format_seconds
@@ -31,7 +31,7 @@ class Bounds:
 
 
 def plan_of(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, result: Found, bounds: Bounds
+    profile: Profile, cluster: Cluster, strategy: StrategyName, result: PlanResult, bounds: Bounds
 ) -> Plan:
     """The plan file of what was found.
 
@@ -60,7 +60,7 @@ def plan_of(
     )
 
 
-def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, result: Found) -> tuple[str, ...]:
+def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, result: PlanResult) -> tuple[str, ...]:
     notes = [assumption(profile, cluster), result.note]
     if result.best.strategy != strategy:
         notes.append(f"No better plan was found than {result.best.strategy}'s, so this is it.")
@@ -69,7 +69,7 @@ def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, result: F
     return tuple(note for note in notes if note is not None)
 
 
-def _assumed(best: Judged, bounds: Bounds) -> tuple[dict[str, float], tuple[str, ...]]:
+def _assumed(best: EvaluatedCandidate, bounds: Bounds) -> tuple[dict[str, float], tuple[str, ...]]:
     """The bounds with memory and with links, by their keys, and notes of those that are left out.
 
     What ops take is the profile's, and a schedule shorter than that contradicts itself. What has to fit and
@@ -91,7 +91,9 @@ def _assumed(best: Judged, bounds: Bounds) -> tuple[dict[str, float], tuple[str,
     return bounds_by_key, tuple(notes)
 
 
-def _predicted(best: Judged, cluster: Cluster, bounds: Bounds, assumed: Mapping[str, float]) -> Predicted:
+def _predicted(
+    best: EvaluatedCandidate, cluster: Cluster, bounds: Bounds, assumed: Mapping[str, float]
+) -> Predicted:
     return Predicted(
         **asdict(best.prediction),
         lower_bound_s=bounds.lower_s,

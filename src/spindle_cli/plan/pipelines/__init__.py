@@ -1,1 +1,3 @@
-"""Drafts that keep every parameter in one lane of devices, components cut between their ops if need be."""
+"""Candidates that keep every parameter in one lane of devices, components cut between their ops if need
+be.
+"""

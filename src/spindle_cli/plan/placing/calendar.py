@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Point, Problem
-from spindle_cli.plan.schedule import Draft, UnplacedSlice
+from spindle_cli.plan.schedule import Candidate, UnplacedSlice
 
 
 class Calendar:
     """Until when each device is taken."""
 
-    def __init__(self, problem: Problem, candidate: Draft) -> None:
+    def __init__(self, problem: Problem, candidate: Candidate) -> None:
         self._problem = problem
         self._cluster = problem.cluster
         self._free_s = [0.0] * problem.num_devices

@@ -18,7 +18,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.calendar import Calendar, has_groups, of_type, whole_groups
 from spindle_cli.plan.placing.usage import Footprint, Usage
 from spindle_cli.plan.problem import Point, Problem
-from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
+from spindle_cli.plan.schedule import Candidate, Placed, UnplacedSlice
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DoesNotFitError(Exception):
 
 def place(
     problem: Problem,
-    candidate: Draft,
+    candidate: Candidate,
     weights: PlacementWeights,
     *,
     one_part_at_once: bool = False,
@@ -71,7 +71,7 @@ def place(
     return Placed(candidate, devices)
 
 
-def place_in_sequence(problem: Problem, candidate: Draft) -> Placed:
+def place_in_sequence(problem: Problem, candidate: Candidate) -> Placed:
     """The lowest free devices for every slice, wherever its inputs are: what locality is compared with."""
     calendar = Calendar(problem, candidate)
     placed: list[tuple[int, ...]] = []
@@ -95,7 +95,9 @@ class _Rows:
 class _Placing:
     """A placement under way."""
 
-    def __init__(self, problem: Problem, candidate: Draft, weights: PlacementWeights, usage: Usage) -> None:
+    def __init__(
+        self, problem: Problem, candidate: Candidate, weights: PlacementWeights, usage: Usage
+    ) -> None:
         self.problem = problem
         self.cluster: Cluster = problem.cluster
         self.weights = weights

@@ -1,6 +1,6 @@
 """What a schedule costs: how long it takes, and what it lacks of memory, in compiled loops.
 
-What a search has found is judged by the prediction and by `account/` themselves (`search.py`).
+What a search has found is evaluated by the prediction and by `account/` themselves (`search.py`).
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 2017): a change is taken if
 what comes of it is no worse than what there was, or than what there was some changes ago. It goes by an
-estimate in compiled loops; after every so many passes that were placed in time, its best is judged by the
-prediction and the account that every plan is judged by, and the estimate of memory is put right by what these
-say. Where that leads no further, another one begins from the same plan with other random numbers: what they
-find depends on chance by several per cent.
+estimate in compiled loops; after every so many passes that were placed in time, its best is evaluated by the
+prediction and the account that every plan is evaluated by, and the estimate of memory is put right by what
+these say. Where that leads no further, another one begins from the same plan with other random numbers: what
+they find depends on chance by several per cent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from spindle_cli.plan.refine.loop import compiled_search
 from spindle_cli.plan.refine.schedule import Schedule, Work, free_schedule, work_for
 from spindle_cli.plan.refine.tables import Floats, Option, Tables, options_of, shape_of, tables_of
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.types import Slice
 
-# Passes that are placed in time, for each MetaOp, until the best schedule is judged, on up to so many
+# Passes that are placed in time, for each MetaOp, until the best schedule is evaluated, on up to so many
 # devices: on more, fewer, as each takes longer. And how often a search goes on so at most: as many times, and
 # twice as often with each step of effort.
 PASSES, OF_DEVICES = 25_000, 64
@@ -55,7 +55,7 @@ MORE_SLICES = 2
 SEED = 1
 
 
-def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged | None:
+def refined(problem: Problem, begins: Iterable[EvaluatedCandidate], effort: int) -> EvaluatedCandidate | None:
     """A plan that is shorter than those that it begins from, which fit, and fits; None where none was found,
     or the problem or the plans have what the search's tables cannot say (`tables_of`).
 
@@ -64,7 +64,7 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     Args:
         effort: more of it goes on with the same searches.
     """
-    in_order = sorted(begins, key=Judged.rank)
+    in_order = sorted(begins, key=EvaluatedCandidate.rank)
     searches = (Search.of(problem, evaluated) for evaluated in in_order)
     search = next((started for started in searches if started is not None), None)
     if search is None:
@@ -74,7 +74,7 @@ def refined(problem: Problem, begins: Iterable[Judged], effort: int) -> Judged |
     for number in range(CHAINS):
         chain = search if number == 0 else search.begun_anew(SEED + number)
         left -= _go_on_while_it_gains(chain, num_passes, left)
-        best = min(best, chain.best, key=Judged.rank)
+        best = min(best, chain.best, key=EvaluatedCandidate.rank)
     return best if best.rank() < in_order[0].rank() else None
 
 
@@ -98,10 +98,10 @@ class Search:
     Attributes:
         problem, translation, tables: what is searched.
         begun: the plan that it begins from.
-        best: the best plan so far, as every plan is judged.
+        best: the best plan so far, as every plan is evaluated.
         current, trial, shortest: the schedule that is changed next; the one that is tried; and the shortest
             that the estimate has room for.
-        kept: the schedule of the last plan that was judged to fit.
+        kept: the schedule of the last plan that was evaluated to fit.
         work: what evaluating takes, with what the estimate of memory is to be put right by.
         costs: of the current and the shortest.
         history: costs some changes ago.
@@ -110,8 +110,8 @@ class Search:
     problem: Problem
     translation: Translation
     tables: Tables
-    begun: Judged
-    best: Judged
+    begun: EvaluatedCandidate
+    best: EvaluatedCandidate
     current: Schedule
     trial: Schedule
     shortest: Schedule
@@ -121,7 +121,7 @@ class Search:
     history: Floats
 
     @classmethod
-    def of(cls, problem: Problem, evaluated: Judged) -> Search | None:
+    def of(cls, problem: Problem, evaluated: EvaluatedCandidate) -> Search | None:
         """From a plan that fits; None as `refined` says."""
         options = options_of(problem, evaluated.slices)
         numbers = tables_of(problem, options)
@@ -137,7 +137,12 @@ class Search:
 
     @classmethod
     def _begun(
-        cls, problem: Problem, translation: Translation, numbers: Tables, evaluated: Judged, seed: int
+        cls,
+        problem: Problem,
+        translation: Translation,
+        numbers: Tables,
+        evaluated: EvaluatedCandidate,
+        seed: int,
     ) -> Search | None:
         num_places = 2 * len(evaluated.slices) + MORE_SLICES * len(numbers.metaops)
         begun = translation.schedule_of(evaluated.slices, num_places)
@@ -181,10 +186,10 @@ class Search:
             self.current = _copy(self.shortest)
             self.history[:] = (1 + HEAT) * self.costs[1]
         if self.costs[1] < before_s:
-            self._judge(before_s)
+            self._evaluate(before_s)
         return bool(is_falling and is_above)
 
-    def _judge(self, before_s: float) -> None:
+    def _evaluate(self, before_s: float) -> None:
         """Judge the shortest schedule; `before_s`: what the one before it takes."""
         slices = self.translation.slices_of(self.shortest)
         evaluated = measure_as_they_are(self.problem, self.best.strategy, slices)

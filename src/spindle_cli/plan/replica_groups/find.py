@@ -13,8 +13,8 @@ from itertools import chain, groupby, product
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.replica_groups.cluster import replica_groups_of
 from spindle_cli.plan.replica_groups.planner import ReplicaGroupsPlanner, planner_of
 from spindle_cli.plan.replica_groups.profile import shared_out
@@ -42,9 +42,9 @@ class InReplicaGroups:
         self,
         profile: Profile,
         cluster: Cluster,
-        request: Asked,
+        request: PlanRequest,
         lower_bound_s: float,
-        simulated_s: Callable[[Found], float],
+        simulated_s: Callable[[PlanResult], float],
     ) -> None:
         """
         Args:
@@ -55,7 +55,7 @@ class InReplicaGroups:
         self._profile, self._cluster, self._asked = profile, cluster, request
         self._far_s = REPLICA_GROUPS_FIRST * lower_bound_s
         self._simulated_s = simulated_s
-        self._known: tuple[Found | None, float] | None = None
+        self._known: tuple[PlanResult | None, float] | None = None
 
     def or_less_s(self, known_s: float) -> float:
         """Seconds of the best plan of replica groups, as predicted and as simulated, or `known_s` if that is
@@ -67,7 +67,7 @@ class InReplicaGroups:
         """
         return min(known_s, self._best(known_s)[1]) if known_s > self._far_s else known_s
 
-    def or_better(self, incumbent: Found | None) -> Found | None:
+    def or_better(self, incumbent: PlanResult | None) -> PlanResult | None:
         """The best plan; `incumbent` where none of replica groups is faster, as predicted and as simulated,
         or memory is not short.
 
@@ -84,7 +84,7 @@ class InReplicaGroups:
             return incumbent
         return best if self._simulated_s(best) < self._simulated_s(incumbent) else incumbent
 
-    def _best(self, than_s: float) -> tuple[Found | None, float]:
+    def _best(self, than_s: float) -> tuple[PlanResult | None, float]:
         """The best plan of replica groups, if it was faster than what was known when it was first asked for,
         and its seconds.
         """
@@ -92,8 +92,8 @@ class InReplicaGroups:
             self._known = self._made(than_s) if self._is_possible() else (None, inf)
         return self._known
 
-    def _made(self, than_s: float) -> tuple[Found | None, float]:
-        best: Found | None = None
+    def _made(self, than_s: float) -> tuple[PlanResult | None, float]:
+        best: PlanResult | None = None
         best_s = inf
         for planner in _planners(self._profile, self._cluster, self._asked.effort):
             within_s = min(than_s, best_s)

@@ -12,17 +12,17 @@ from math import inf
 from spindle_cli.account.types import Pass
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find
+from spindle_cli.plan.best.find import PlanResult, find
 from spindle_cli.plan.best.micro_batches import MicroBatched, cut_profile
 from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.best.request import PlanRequest
 from spindle_cli.plan.best.seeds import Seeds
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.replica_groups.cluster import ReplicaGroup, cluster_of
 from spindle_cli.plan.replica_groups.profile import beside_bytes, on_replica_groups, way_on
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.mixed.seen import seen_on
@@ -61,7 +61,7 @@ class ReplicaGroupsPlanner:
         small = cluster_of(self.replica_groups, self.cluster)
         return ProblemPoser().posed(self.seen, small).lower_bound_s
 
-    def planned(self, than_s: float) -> Found | None:
+    def planned(self, than_s: float) -> PlanResult | None:
         """The best plan that fits, and may take less than so long; None: there is none."""
         for part in LEFT_FREE:
             of_replica_groups = self.planned_within(part, than_s)
@@ -72,7 +72,7 @@ class ReplicaGroupsPlanner:
                 return result
         return None
 
-    def planned_within(self, part: float, than_s: float = inf) -> Found | None:
+    def planned_within(self, part: float, than_s: float = inf) -> PlanResult | None:
         """The best plan of replica groups as devices, with this part of what comes on top left free; None:
         none fits. What is not faster than `than_s` may be left out, and micro-batches that take much longer.
         """
@@ -90,11 +90,11 @@ class ReplicaGroupsPlanner:
                 raise NoPlanError("micro-batches: replica groups have more devices than these have samples")
             return MicroBatched(seen, counts, small)
 
-        request = Asked(effort=self.effort, sharding={})
+        request = PlanRequest(effort=self.effort, sharding={})
         seeds = Seeds(self.profile, small, request, posing, cut)
         return seeds.or_better(whole, 0.0, partial(min, than_s))
 
-    def on_devices(self, of_replica_groups: Found) -> Found | None:
+    def on_devices(self, of_replica_groups: PlanResult) -> PlanResult | None:
         """A plan of replica groups on all of their devices; None: it does not fit."""
         counts = {} if of_replica_groups.cut is None else of_replica_groups.cut.counts
         cut = MicroBatched(cut_profile(self.profile, counts, self.cluster), counts, self.cluster)
@@ -102,7 +102,7 @@ class ReplicaGroupsPlanner:
         if evaluated is None:
             return None
         note = self._note() if of_replica_groups.note is None else f"{self._note()} {of_replica_groups.note}"
-        return Found(evaluated, True, note, cut if counts else None, self.profile.sharding)
+        return PlanResult(evaluated, True, note, cut if counts else None, self.profile.sharding)
 
     def _note(self) -> str:
         sizes = sorted({replica_group.size for replica_group in self.replica_groups}, reverse=True)
@@ -131,7 +131,9 @@ def planner_of(
     return None if seen is None else ReplicaGroupsPlanner(profile, seen, cluster, replica_groups, effort)
 
 
-def on_devices(problem: Problem, evaluated: Judged, replica_groups: Sequence[ReplicaGroup]) -> Judged | None:
+def on_devices(
+    problem: Problem, evaluated: EvaluatedCandidate, replica_groups: Sequence[ReplicaGroup]
+) -> EvaluatedCandidate | None:
     """The plan of replica groups on all of their devices, its passes in the same order; None if it does not
     fit their memory.
 

@@ -146,7 +146,7 @@ def _on_kind(profile: Profile, replica_group: ReplicaGroup) -> list[_Together] |
 
 def _of_kinds(metaop: MetaOpProfile, on: Mapping[str, _Together]) -> MetaOpProfile:
     """The MetaOp with one allocation on a replica group of each kind, and memory as of all devices of one: of
-    several kinds what is fixed as of the smallest, as plans are judged by the real account in any case.
+    several kinds what is fixed as of the smallest, as plans are evaluated by the real account in any case.
     """
     curve = tuple(
         CurvePoint(

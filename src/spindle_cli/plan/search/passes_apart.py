@@ -12,13 +12,13 @@ from spindle_cli.account.types import Pass
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, fastest
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, fastest
 
 # What saves less of the iteration than this is not worth telling passes apart.
 WORTH_REORDERING = 0.002
 
 
-def with_passes_apart(problem: Problem, evaluated: Judged) -> Judged:
+def with_passes_apart(problem: Problem, evaluated: EvaluatedCandidate) -> EvaluatedCandidate:
     """Return the plan with the best order of its passes, or as it was where none gains enough."""
     orders = [
         *(as_they_come(problem, evaluated.slices, longest_first=longest) for longest in (True, False)),
@@ -29,18 +29,20 @@ def with_passes_apart(problem: Problem, evaluated: Judged) -> Judged:
     return best if best is not None and best.prediction.iteration_s < enough_s else evaluated
 
 
-def or_another_apart(problem: Problem, best: Judged, alternatives: Iterable[Judged | None]) -> Judged:
+def or_another_apart(
+    problem: Problem, best: EvaluatedCandidate, alternatives: Iterable[EvaluatedCandidate | None]
+) -> EvaluatedCandidate:
     """A plan in its best order, or another of the same problem if that is faster in its own best order.
 
     What a device computes it computes in any order: what takes longer by that alone is left out.
     """
     for alternative in alternatives:
         if alternative is not None and _busiest_s(alternative) < best.prediction.iteration_s:
-            best = min(best, with_passes_apart(problem, alternative), key=Judged.rank)
+            best = min(best, with_passes_apart(problem, alternative), key=EvaluatedCandidate.rank)
     return best
 
 
-def _busiest_s(evaluated: Judged) -> float:
+def _busiest_s(evaluated: EvaluatedCandidate) -> float:
     """Seconds that the device computes that computes longest."""
     busy_s: dict[int, float] = {}
     for slice_ in evaluated.slices:
@@ -50,14 +52,14 @@ def _busiest_s(evaluated: Judged) -> float:
     return max(busy_s.values())
 
 
-def apart(problem: Problem, evaluated: Judged) -> Judged | None:
+def apart(problem: Problem, evaluated: EvaluatedCandidate) -> EvaluatedCandidate | None:
     """A plan whose passes have no times of their own with such times, in the order that it has: all forward,
     then all backward in reverse.
     """
     return _best(problem, evaluated, [mirrored(range(len(evaluated.slices)))])
 
 
-def told_apart(problem: Problem, evaluated: Judged) -> Judged | None:
+def told_apart(problem: Problem, evaluated: EvaluatedCandidate) -> EvaluatedCandidate | None:
     """A plan with the times of each pass, as one with `rows` or what is shared out has to say them; None if
     that does not fit.
     """
@@ -68,7 +70,7 @@ def told_apart(problem: Problem, evaluated: Judged) -> Judged | None:
 
 
 def _best(
-    problem: Problem, evaluated: Judged, orders: Iterable[Sequence[Pass]], within_s: float = inf
-) -> Judged | None:
+    problem: Problem, evaluated: EvaluatedCandidate, orders: Iterable[Sequence[Pass]], within_s: float = inf
+) -> EvaluatedCandidate | None:
     candidates = (timed(problem, evaluated.slices, order) for order in dict.fromkeys(map(tuple, orders)))
     return fastest(problem, evaluated.strategy, candidates, evaluated.after, within_s)

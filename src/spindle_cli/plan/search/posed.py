@@ -9,11 +9,11 @@ from typing import Protocol
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
-# The effort of a quick look at what is possible: drafts without searching.
+# The effort of a quick look at what is possible: candidates without searching.
 NO_SEARCH = -1
 
 
@@ -37,13 +37,15 @@ class Posed(Protocol):
         """Return the strategies that search nothing whose plans a strategy considers."""
         ...
 
-    def by_baseline(self, strategy: StrategyName) -> Judged | None:
+    def by_baseline(self, strategy: StrategyName) -> EvaluatedCandidate | None:
         """The plan of one of them; None: it does not fit."""
         ...
 
-    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
-        """The best plan that fits, or None; and whether memory stood in no draft's way. What cannot have an
-        iteration within `within_s` may be left out.
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[EvaluatedCandidate | None, bool]:
+        """The best plan that fits, or None; and whether memory stood in no candidate's way. What cannot have
+        an iteration within `within_s` may be left out.
         """
         ...
 

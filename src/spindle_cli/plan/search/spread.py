@@ -6,7 +6,7 @@ it, and its gathers come on top: its curve rises, so the search leaves it on one
 of every other device come to that one, message by message, and their gradients go back. So for the finished
 schedule those devices are tried that hold what an op takes, or some of them, with whole nodes first, since
 gathers over few nodes are fast. What each would take, messages included, is estimated by itself; the best are
-judged as part of the whole.
+evaluated as part of the whole.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from spindle_cli.account.activations import Layout, edge_bytes, edges_between, l
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
-from spindle_cli.plan.search.judge import Judged, measure
+from spindle_cli.plan.schedule import Candidate, Placed, UnplacedSlice
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure
 from spindle_cli.plan.slices import Slice, rows_of
 
-# Whole plans judged, at most so many without a gain one after the other, of each slice so many; what is
+# Whole plans evaluated, at most so many without a gain one after the other, of each slice so many; what is
 # estimated to save less than this share of the iteration is not.
 MOST_JUDGED = 8
 MOST_IN_VAIN = 3
@@ -48,7 +48,7 @@ class _Choice:
     saved_s: float
 
 
-def all_spread_out(problem: Problem, plans: Sequence[Judged]) -> list[Judged]:
+def all_spread_out(problem: Problem, plans: Sequence[EvaluatedCandidate]) -> list[EvaluatedCandidate]:
     """Some plans once spread out, the best first, of equals as they were. At most what messages take is saved
     by that, so those that would be slower even without any stay as they are.
 
@@ -61,10 +61,10 @@ def all_spread_out(problem: Problem, plans: Sequence[Judged]) -> list[Judged]:
         if prediction.iteration_s - prediction.transfer_s - prediction.processor_s <= least_s:
             spread[number] = spread_out(problem, evaluated)
         least_s = min(least_s, spread[number].prediction.iteration_s)
-    return sorted(spread, key=Judged.rank)
+    return sorted(spread, key=EvaluatedCandidate.rank)
 
 
-def spread_out(problem: Problem, evaluated: Judged) -> Judged:
+def spread_out(problem: Problem, evaluated: EvaluatedCandidate) -> EvaluatedCandidate:
     """Spread ops of a plan over the devices of their inputs; the plan as it was where nothing gains by it."""
     worth_s = WORTH_SPREADING * evaluated.prediction.iteration_s
     if evaluated.prediction.transfer_s < worth_s:
@@ -148,8 +148,12 @@ def _seconds(problem: Problem, slice_: Slice, inputs: Sequence[_Input]) -> float
     return slice_.num_ops * op_s + 2 * moving_s(moves, cluster)
 
 
-def _evaluated_again(problem: Problem, evaluated: Judged, slices: Sequence[Slice]) -> Judged | None:
-    """Slices in the order of a judged plan's, timed and judged anew; None if they do not fit the memory."""
+def _evaluated_again(
+    problem: Problem, evaluated: EvaluatedCandidate, slices: Sequence[Slice]
+) -> EvaluatedCandidate | None:
+    """Slices in the order of a evaluated plan's, timed and evaluated anew; None if they do not fit the
+    memory.
+    """
     index = {
         (node.metaop.name, op): node.index
         for node in problem.nodes
@@ -159,6 +163,6 @@ def _evaluated_again(problem: Problem, evaluated: Judged, slices: Sequence[Slice
         UnplacedSlice(index[p.metaop, p.ops[0]], *p.ops, problem.point_of(p), p.start_s, p.end_s)
         for p in slices
     )
-    candidate = Draft(evaluated.strategy, pieces, after=evaluated.after)
+    candidate = Candidate(evaluated.strategy, pieces, after=evaluated.after)
     placed = Placed(candidate, tuple(slice_.devices for slice_ in slices))
     return measure(problem, evaluated.strategy, exact_slices(problem, placed), evaluated.after)

@@ -23,7 +23,7 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search.judge import has_room
+from spindle_cli.plan.search.evaluate import has_room
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import (
@@ -155,23 +155,23 @@ class _Sets:
             alone if self._keeps_buffers(alone, some) else some
             for alone, some in zip(self.set_slices, left, strict=True)
         ]
-        best = self._judge(whole, left)
+        best = self._evaluate(whole, left)
         if choices == left:
             return best
         chosen = left
-        if (tried := self._judge(whole, choices)) is not None and self._is_better(tried, best):
+        if (tried := self._evaluate(whole, choices)) is not None and self._is_better(tried, best):
             best, chosen = tried, choices
         for number in range(len(chosen)):
             for choice in (left[number], choices[number]):
                 changed = [*chosen[:number], choice, *chosen[number + 1 :]]
                 if changed != chosen:
-                    tried = self._judge(whole, changed)
+                    tried = self._evaluate(whole, changed)
                     if tried is not None and self._is_better(tried, best):
                         best, chosen = tried, changed
         return best
 
-    def _judge(self, whole: tuple[Slice, ...], sets: Sequence[tuple[Slice, ...]]) -> InTurn | None:
-        return judge_in_turn(self.problems, [whole, *sets])
+    def _evaluate(self, whole: tuple[Slice, ...], sets: Sequence[tuple[Slice, ...]]) -> InTurn | None:
+        return evaluate_in_turn(self.problems, [whole, *sets])
 
     def _is_better(self, tried: InTurn, best: InTurn | None) -> bool:
         return best is None or tried.mean_s(self.shares) < best.mean_s(self.shares)
@@ -252,7 +252,7 @@ class InTurn:
         return sum(prediction.iteration_s * share for prediction, share in steps)
 
 
-def judge_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...]]) -> InTurn | None:
+def evaluate_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...]]) -> InTurn | None:
     """Judge plans that run in turn; None where one does not fit the devices' memory, either with what goes by
     nodes or with all over all devices at once.
 
@@ -260,11 +260,11 @@ def judge_in_turn(problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...
         problems: of all tasks, then of each set's.
         slices: of each, in order of start.
     """
-    by_node = _judged(problems, slices, sums_by_node=True)
-    return by_node or _judged(problems, slices, sums_by_node=False)
+    by_node = _evaluated(problems, slices, sums_by_node=True)
+    return by_node or _evaluated(problems, slices, sums_by_node=False)
 
 
-def _judged(
+def _evaluated(
     problems: Sequence[Problem], slices: Sequence[tuple[Slice, ...]], *, sums_by_node: bool
 ) -> InTurn | None:
     whole = problems[0]

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.micro_batches import (
     MicroBatched,
     alike_micro_batches,
     in_micro_batches,
     in_parts,
 )
-from spindle_cli.plan.pipelines.drafts import bounded
+from spindle_cli.plan.pipelines.candidates import bounded
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import WORTH
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are, slices_in_order
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are, slices_in_order
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # How many micro-batches tasks have alike; more hide more of a pipeline's start and end. After so many of
@@ -46,11 +46,11 @@ UNHIDDEN = {"nccl": 0.15, "gloo": 1.0}
 def in_pipelines(
     profile: Profile,
     cluster: Cluster,
-    incumbent: Found | None,
+    incumbent: PlanResult | None,
     bound_any_s: float,
-    simulated_s: Callable[[Found], float],
+    simulated_s: Callable[[PlanResult], float],
     micro_batches: Mapping[str, int] | None = None,
-) -> Found | None:
+) -> PlanResult | None:
     """The best plan; `incumbent` where no pipeline of micro-batches is shorter by `WORTH`, as predicted and
     as simulated.
 
@@ -107,8 +107,8 @@ class _Search:
 
     profile: Profile
     cluster: Cluster
-    simulated_s: Callable[[Found], float]
-    best: Found
+    simulated_s: Callable[[PlanResult], float]
+    best: PlanResult
     best_s: float
     least_s: float | None = None
     seen: list[Mapping[str, int]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class _Search:
         if best is None:
             return False
         evaluated, tried_s = best
-        pipeline = Found(evaluated, self.best.is_short, cut=cut, sharding=self.profile.sharding)
+        pipeline = PlanResult(evaluated, self.best.is_short, cut=cut, sharding=self.profile.sharding)
         if self.least_s is None:
             self.least_s = self.simulated_s(self.best)
         pipeline_s = self.simulated_s(pipeline)
@@ -190,7 +190,7 @@ def may_gain(best: Prediction, lower_bound_s: float) -> bool:
     return sums_show or best.compute_s >= TIMES_ALL_CUTS_BOUND * lower_bound_s
 
 
-def _best_of(cut: MicroBatched, best_s: float) -> tuple[Judged, float] | None:
+def _best_of(cut: MicroBatched, best_s: float) -> tuple[EvaluatedCandidate, float] | None:
     """The fastest pipeline of these micro-batches that fits, and takes at least `WORTH` less than the best,
     with the seconds that it takes; what of its messages does not hide behind passes (`UNHIDDEN`) is counted,
     which the prediction does not.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, evaluate
 from spindle_cli.plan.strategies.baselines import sequential
 from spindle_cli.profile.types import Profile
 
@@ -17,7 +17,7 @@ from spindle_cli.profile.types import Profile
 HANDING_ON_MATTERS = 0.02
 
 
-def all_on_all(profile: Profile, cluster: Cluster) -> tuple[Judged, Problem] | None:
+def all_on_all(profile: Profile, cluster: Cluster) -> tuple[EvaluatedCandidate, Problem] | None:
     """The plan, with the problem that it is one of; None where a MetaOp does not run on all devices, each
     with samples of its own, or memory is short.
     """
@@ -30,10 +30,10 @@ def all_on_all(profile: Profile, cluster: Cluster) -> tuple[Judged, Problem] | N
     if len(metaops) < len(profile.metaops):
         return None
     problem = make_problem(profile.with_metaops(metaops), cluster)
-    evaluated = judge(problem, sequential(problem))
+    evaluated = evaluate(problem, sequential(problem))
     return None if evaluated is None else (evaluated, problem)
 
 
-def hands_on_much(best: Judged) -> bool:
+def hands_on_much(best: EvaluatedCandidate) -> bool:
     """Whether a plan's messages make it so much longer that it is worth a try."""
     return best.prediction.transfer_s >= HANDING_ON_MATTERS * best.prediction.iteration_s

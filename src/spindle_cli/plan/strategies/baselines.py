@@ -35,7 +35,7 @@ from spindle_cli.plan.cutting.allocations import groups_of_type, point_of_cut
 from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.placing.calendar import first_devices
 from spindle_cli.plan.problem import Node, Point, Problem
-from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
+from spindle_cli.plan.schedule import Candidate, UnplacedSlice, whole_slice
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.metagraph import CycleError, producers_first
 from spindle_cli.profile.types import Profile
@@ -59,7 +59,9 @@ Devices = tuple[int, ...]
 
 
 def all_or_none(devices: Sequence[Devices | None]) -> tuple[Devices, ...] | None:
-    """The devices of a draft's pieces; None, which leaves all of them to the placement, if one has none."""
+    """The devices of a candidate's pieces; None, which leaves all of them to the placement, if one has
+    none.
+    """
     said = tuple(of_slice for of_slice in devices if of_slice is not None)
     return said if len(said) == len(devices) else None
 
@@ -92,7 +94,7 @@ def _next_faster(seconds: Seconds, share: int, left: int) -> int | None:
     return next((more for more in range(1, left + 1) if seconds(share + more) < now_s), None)
 
 
-def sequential(problem: Problem) -> Draft:
+def sequential(problem: Problem) -> Candidate:
     """The schedule, in the order of the tasks as far as the edges allow, always from device 0 on."""
     candidate = in_turn(problem, "sequential", range(problem.num_devices), lambda _, node: node.points[-1])
     assert candidate is not None, "an allocation has room on the cluster"
@@ -104,7 +106,7 @@ def in_turn(
     strategy: StrategyName,
     among: Sequence[int],
     point_of: Callable[[Problem, Node], Point | None],
-) -> Draft | None:
+) -> Candidate | None:
     """One MetaOp after another on the first of some devices; None where one has no allocation there."""
     slices: list[UnplacedSlice] = []
     placed: list[tuple[int, ...]] = []
@@ -119,10 +121,10 @@ def in_turn(
         slices.append(whole_slice(node, point, now_s, end_s))
         placed.append(devices)
         now_s = end_s
-    return Draft(strategy, tuple(slices), tuple(placed), after=tuple(range(len(slices))))
+    return Candidate(strategy, tuple(slices), tuple(placed), after=tuple(range(len(slices))))
 
 
-def distmm(problem: Problem) -> Draft:
+def distmm(problem: Problem) -> Candidate:
     """The schedule; shares are consecutive devices."""
     everywhere = range(problem.num_devices)
     slices: list[UnplacedSlice] = []
@@ -152,7 +154,7 @@ def distmm(problem: Problem) -> Draft:
             devices.append(first_devices(problem.cluster, point, everywhere[first : first + share]))
             first += share
         now_s += side_by_side_s
-    return Draft("distmm", tuple(slices), all_or_none(devices), tuple(after))
+    return Candidate("distmm", tuple(slices), all_or_none(devices), tuple(after))
 
 
 def _node_seconds(node: Node, num_devices: int) -> float:
@@ -176,17 +178,17 @@ def _groups(problem: Problem) -> list[list[Node]]:
     return [groups[key] for key in sorted(groups)]
 
 
-def optimus(problem: Problem) -> Draft:
+def optimus(problem: Problem) -> Candidate:
     """The schedule; the devices of a task are consecutive."""
     tasks: dict[str, list[Node]] = {}
     for i in problem.order:
         tasks.setdefault(problem.nodes[i].metaop.task, []).append(problem.nodes[i])
-    candidates: list[Draft] = []
+    candidates: list[Candidate] = []
     for num_lanes in range(min(len(tasks), problem.num_devices), 0, -1):
         lanes = _deal(list(tasks.values()), num_lanes)
         shares = split_evenly_in_time([_seconds_of(lane) for lane in lanes], problem.num_devices)
         if shares is not None:
-            candidates.append(_lanes_draft(problem, lanes, shares))
+            candidates.append(_lanes_candidate(problem, lanes, shares))
     return min(candidates, key=lambda candidate: candidate.end_s)  # of equals the one with most lanes
 
 
@@ -219,7 +221,7 @@ def _seconds_of(lane: Sequence[Node]) -> Seconds:
     return seconds
 
 
-def _lanes_draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[int]) -> Draft:
+def _lanes_candidate(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[int]) -> Candidate:
     """Run each lane's MetaOps in turn; one that takes input from another lane waits for it."""
     lane_of: dict[int, tuple[int, int, int]] = {}  # node -> (lane, first device, number of devices)
     first = 0
@@ -240,7 +242,7 @@ def _lanes_draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequ
         placed.append((slice_, first_devices(problem.cluster, point, range(first, first + share))))
     placed.sort(key=lambda item: item[0].start_s)
     slices, devices = zip(*placed, strict=True)
-    return Draft("optimus", slices, all_or_none(devices))
+    return Candidate("optimus", slices, all_or_none(devices))
 
 
 def baselines_on(cluster: Cluster) -> tuple[StrategyName, ...]:
@@ -248,23 +250,23 @@ def baselines_on(cluster: Cluster) -> tuple[StrategyName, ...]:
     return tuple(_ON_TYPES if cluster.is_mixed else _ON_ONE_TYPE)
 
 
-def baseline(problem: Problem, strategy: StrategyName) -> Draft:
+def baseline(problem: Problem, strategy: StrategyName) -> Candidate:
     """A strategy's schedule.
 
     Raises:
         NoPlanError: the strategy has none on these types, or for this workload.
     """
-    draft_of = (_ON_TYPES if problem.cluster.is_mixed else _ON_ONE_TYPE).get(strategy)
-    if draft_of is None:
+    candidate_of = (_ON_TYPES if problem.cluster.is_mixed else _ON_ONE_TYPE).get(strategy)
+    if candidate_of is None:
         raise NoPlanError(
             f"{strategy} plans for devices of one type, and {problem.cluster.name!r} has "
             f"{', '.join(problem.cluster.types)}",
             hint=f"Take spindle, {', '.join(_ON_TYPES)}.",
         )
-    return draft_of(problem)
+    return candidate_of(problem)
 
 
-def _in_turn_on_all(problem: Problem, strategy: StrategyName, weights: Sequence[Fraction]) -> Draft:
+def _in_turn_on_all(problem: Problem, strategy: StrategyName, weights: Sequence[Fraction]) -> Candidate:
     """One MetaOp after another, each on all devices with shares by the weights of their types."""
 
     def point_of(_: Problem, node: Node) -> Point:
@@ -275,17 +277,17 @@ def _in_turn_on_all(problem: Problem, strategy: StrategyName, weights: Sequence[
     return candidate
 
 
-def _dp_even(problem: Problem) -> Draft:
+def _dp_even(problem: Problem) -> Candidate:
     return _in_turn_on_all(problem, "dp-even", [Fraction(1)] * len(problem.cluster.types))
 
 
-def _dp_flops(problem: Problem) -> Draft:
+def _dp_flops(problem: Problem) -> Candidate:
     return _in_turn_on_all(problem, "dp-flops", _peaks(problem.profile, problem.cluster))
 
 
-_Drafts: TypeAlias = dict[StrategyName, Callable[[Problem], Draft]]
-_ON_ONE_TYPE: _Drafts = {"sequential": sequential, "distmm": distmm, "optimus": optimus}
-_ON_TYPES: _Drafts = {"sequential": sequential, "dp-even": _dp_even, "dp-flops": _dp_flops}
+_Candidates: TypeAlias = dict[StrategyName, Callable[[Problem], Candidate]]
+_ON_ONE_TYPE: _Candidates = {"sequential": sequential, "distmm": distmm, "optimus": optimus}
+_ON_TYPES: _Candidates = {"sequential": sequential, "dp-even": _dp_even, "dp-flops": _dp_flops}
 
 
 def _peaks(profile: Profile, cluster: Cluster) -> list[Fraction]:

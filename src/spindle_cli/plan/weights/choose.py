@@ -85,11 +85,11 @@ def with_best_weights(
         return make(profile.weighted(weights), cluster)
     if shard_by == "speed":
         return make(profile.weighted(by_speed(profile, cluster)), cluster)
-    return _by_memory_or_even(profile, cluster, make, is_short, is_asked=shard_by == "memory")
+    return _by_memory_or_even(profile, cluster, make, is_short, is_requested=shard_by == "memory")
 
 
 def _by_memory_or_even(
-    profile: Profile, cluster: Cluster, make: Make, is_short: Callable[[Plan], bool], *, is_asked: bool
+    profile: Profile, cluster: Cluster, make: Make, is_short: Callable[[Plan], bool], *, is_requested: bool
 ) -> Plan:
     """The plan with weights by free memory. Where these are not asked for, the fastest of such plans and that
     with equal parts, which alone is made where it is not short of memory.
@@ -98,12 +98,12 @@ def _by_memory_or_even(
         NoPlanError: `make` does for all weights.
     """
     evenly = _tried(make, profile, cluster)
-    if not is_asked and isinstance(evenly, Plan) and not (is_short(evenly) and _may_free(evenly)):
+    if not is_requested and isinstance(evenly, Plan) and not (is_short(evenly) and _may_free(evenly)):
         return evenly
     start = evenly if isinstance(evenly, Plan) else _tried(make, profile, cluster.with_ample_memory())
-    most = _MOST_ASKED if is_asked else _MOST_TRIED
+    most = _MOST_ASKED if is_requested else _MOST_TRIED
     by_memory = _by_memory(profile, cluster, start, make, most)
-    if is_asked and by_memory:
+    if is_requested and by_memory:
         return by_memory[-1]
     plans = [plan for plan in (evenly, *by_memory) if isinstance(plan, Plan)]
     fastest = min(plans, key=lambda plan: plan.predicted.iteration_s, default=None)

@@ -14,7 +14,7 @@ DEFAULT_EFFORT = 1
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What a user asks of a plan.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The best plan of a problem by a strategy: of its drafts, placed and judged."""
+"""The best plan of a problem by a strategy: of its candidates, placed and evaluated."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
+from spindle_cli.plan.pipelines.candidates import may_gain, pipelines
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of, evaluate
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.baselines import baseline as baseline_of
 from spindle_cli.plan.strategies.baselines import baselines_on
@@ -19,25 +19,27 @@ from spindle_cli.plan.strategies.spindle import spindle
 from spindle_cli.plan.types import StrategyName
 
 
-def by_baseline(problem: Problem, strategy: StrategyName) -> Judged | None:
+def by_baseline(problem: Problem, strategy: StrategyName) -> EvaluatedCandidate | None:
     """The plan of a strategy that searches nothing; None if it does not fit, or the strategy has none here,
     which is no reason for others to have none.
     """
     try:
-        return judge(problem, baseline_of(problem, strategy))
+        return evaluate(problem, baseline_of(problem, strategy))
     except NoPlanError:
         return None
 
 
-def best_judged(
+def best_evaluated(
     problem: Problem,
     bound: Bound,
     strategy: StrategyName,
     effort: int,
-    baseline: Callable[[StrategyName], Judged | None] | None = None,
+    baseline: Callable[[StrategyName], EvaluatedCandidate | None] | None = None,
     within_s: float = inf,
-) -> tuple[Judged | None, bool]:
-    """The best plan that fits, or None; and whether memory stood in no draft's way (see `best_of_each`)."""
+) -> tuple[EvaluatedCandidate | None, bool]:
+    """The best plan that fits, or None; and whether memory stood in no candidate's way (see
+    `best_of_each`).
+    """
     plans, all_fit = best_of_each(problem, bound, strategy, effort, baseline, within_s)
     return next(iter(plans), None), all_fit
 
@@ -47,11 +49,11 @@ def best_of_each(
     bound: Bound,
     strategy: StrategyName,
     effort: int,
-    baseline: Callable[[StrategyName], Judged | None] | None = None,
+    baseline: Callable[[StrategyName], EvaluatedCandidate | None] | None = None,
     within_s: float = inf,
-) -> tuple[list[Judged], bool]:
-    """The best plan that fits of each kind of drafts, the best first; and whether memory stood in no draft's
-    way.
+) -> tuple[list[EvaluatedCandidate], bool]:
+    """The best plan that fits of each kind of candidates, the best first; and whether memory stood in no
+    candidate's way.
 
     `spindle` considers the other strategies' plans too.
 
@@ -75,16 +77,18 @@ def best_of_each(
         best = _least(chain.from_iterable(of_kinds))
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
             least_s = min(within_s, _least_s(of_kinds))
-            of_kinds.append([judge(problem, pipeline) for pipeline in pipelines(problem, effort, least_s)])
+            of_kinds.append([evaluate(problem, pipeline) for pipeline in pipelines(problem, effort, least_s)])
     best_of_kinds = [best for best in map(_least, of_kinds) if best is not None]
-    return sorted(best_of_kinds, key=Judged.rank), all_fit
+    return sorted(best_of_kinds, key=EvaluatedCandidate.rank), all_fit
 
 
-def _least_s(of_kinds: Iterable[Iterable[Judged | None]]) -> float:
+def _least_s(of_kinds: Iterable[Iterable[EvaluatedCandidate | None]]) -> float:
     """Seconds of the shortest iteration of all."""
     best = _least(chain.from_iterable(of_kinds))
     return inf if best is None else best.prediction.iteration_s
 
 
-def _least(plans: Iterable[Judged | None]) -> Judged | None:
-    return min((evaluated for evaluated in plans if evaluated is not None), key=Judged.rank, default=None)
+def _least(plans: Iterable[EvaluatedCandidate | None]) -> EvaluatedCandidate | None:
+    return min(
+        (evaluated for evaluated in plans if evaluated is not None), key=EvaluatedCandidate.rank, default=None
+    )

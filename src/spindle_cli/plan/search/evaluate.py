@@ -1,4 +1,4 @@
-"""Placing a draft and judging it: by the predicted iteration, inside every device's memory."""
+"""Placing a candidate and evaluating it: by the predicted iteration, inside every device's memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Placed, placed_slices
+from spindle_cli.plan.schedule import Candidate, Placed, placed_slices
 from spindle_cli.plan.types import Slice
 
-# Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
-# of one search are worth more care.
+# Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the
+# candidates of one search are worth more care.
 QUICK_EXCHANGES = 6
 CAREFUL_EXCHANGES = 30
 MOST_DEVICES_COUNTED = 256
@@ -38,12 +38,13 @@ CARE_BRINGS_ON_TYPES = 0.02
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A draft's slices with devices and exact times, the memory that they need, and how long they will take.
+class EvaluatedCandidate:
+    """A candidate's slices with devices and exact times, the memory that they need, and how long they will
+    take.
 
-    `strategy`: the draft's name. `after`: for each slice, how many of those before it must have ended, as in
-    the draft. `sums_by_node`: False where sums and gathers by nodes were worth it, but for the memory that
-    their communicators take.
+    `strategy`: the candidate's name. `after`: for each slice, how many of those before it must have ended, as
+    in the candidate. `sums_by_node`: False where sums and gathers by nodes were worth it, but for the memory
+    that their communicators take.
     """
 
     strategy: str
@@ -63,30 +64,30 @@ class Judged:
         return self.prediction.iteration_s, self.prediction.compute_s, len(self.slices)
 
 
-def judge(problem: Problem, candidate: Draft) -> Judged | None:
-    """A draft on the devices that it says itself, or where these have no room, or it says none, on others;
-    None if it does not fit their memory.
+def evaluate(problem: Problem, candidate: Candidate) -> EvaluatedCandidate | None:
+    """A candidate on the devices that it says itself, or where these have no room, or it says none, on
+    others; None if it does not fit their memory.
     """
-    evaluated: Judged | None
+    evaluated: EvaluatedCandidate | None
     if candidate.order is not None:
         return measure(problem, candidate.name, slices_in_order(problem, candidate, candidate.order))
     if candidate.devices is None:
         evaluated = best_placed(problem, candidate, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
-        evaluated = judge_as_placed(problem, candidate)
+        evaluated = evaluate_as_placed(problem, candidate)
     return evaluated or best_placed(problem, candidate, (BALANCED,), 0)
 
 
-def judge_as_placed(problem: Problem, candidate: Draft) -> Judged | None:
-    """A draft on the devices that it says; None if it does not fit their memory."""
-    assert candidate.devices is not None, "the draft says its devices"
+def evaluate_as_placed(problem: Problem, candidate: Candidate) -> EvaluatedCandidate | None:
+    """A candidate on the devices that it says; None if it does not fit their memory."""
+    assert candidate.devices is not None, "the candidate says its devices"
     slices = exact_slices(problem, Placed(candidate, candidate.devices))
     return measure(problem, candidate.name, slices, candidate.after)
 
 
-def slices_in_order(problem: Problem, candidate: Draft, order: Sequence[Pass]) -> tuple[Slice, ...]:
-    """The slices of a draft that says its devices, its passes in an order of all of them."""
-    assert candidate.devices is not None, "a draft that orders passes says its devices"
+def slices_in_order(problem: Problem, candidate: Candidate, order: Sequence[Pass]) -> tuple[Slice, ...]:
+    """The slices of a candidate that says its devices, its passes in an order of all of them."""
+    assert candidate.devices is not None, "a candidate that orders passes says its devices"
     slices = exact_slices(problem, Placed(candidate, candidate.devices))
     index_of = {(slice_.metaop, slice_.ops): index for index, slice_ in enumerate(slices)}
     indices = [
@@ -98,14 +99,14 @@ def slices_in_order(problem: Problem, candidate: Draft, order: Sequence[Pass]) -
 
 def best_of(
     problem: Problem,
-    candidates: Sequence[Draft],
+    candidates: Sequence[Candidate],
     *,
     with_care: bool = True,
     within_s: float = inf,
     care_brings: float = CARE_BRINGS,
-) -> list[Judged | None]:
-    """The best placements of some drafts that leave the devices to the placement; None for one that does not
-    fit.
+) -> list[EvaluatedCandidate | None]:
+    """The best placements of some candidates that leave the devices to the placement; None for one that does
+    not fit.
 
     All get a quick placement, but what cannot be the best: schedules longer than `within_s`, or than the
     iteration of another. Those that look best, and nearly as good as `within_s`, are then placed with more
@@ -115,7 +116,7 @@ def best_of(
         within_s: the iteration of the best plan known.
     """
     placed = cache(partial(best_placed, problem))  # some guides lead to the same candidate
-    quick: list[tuple[Judged | None, Draft]] = []
+    quick: list[tuple[EvaluatedCandidate | None, Candidate]] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.end_s):
         if candidate.end_s > within_s:
             break
@@ -134,10 +135,10 @@ def best_of(
 
 
 def _placed_carefully(
-    placed: Callable[[Draft, Sequence[PlacementWeights], int], Judged | None],
-    quick: Sequence[tuple[Judged | None, Draft]],
+    placed: Callable[[Candidate, Sequence[PlacementWeights], int], EvaluatedCandidate | None],
+    quick: Sequence[tuple[EvaluatedCandidate | None, Candidate]],
     within_s: float,
-) -> list[Judged | None]:
+) -> list[EvaluatedCandidate | None]:
     """The better of the quick placement and a careful one of each of some candidates, the best first. From
     the first one on whose quick placement takes longer than `within_s`, they keep that.
     """
@@ -152,10 +153,12 @@ def _placed_carefully(
 
 
 def best_placed(
-    problem: Problem, candidate: Draft, choices: Sequence[PlacementWeights], exchanges_per_device: int
-) -> Judged | None:
-    """The best placement of a draft by some choices, each arranged; None if none fits the devices' memory."""
-    placements: list[Judged] = []
+    problem: Problem, candidate: Candidate, choices: Sequence[PlacementWeights], exchanges_per_device: int
+) -> EvaluatedCandidate | None:
+    """The best placement of a candidate by some choices, each arranged; None if none fits the devices'
+    memory.
+    """
+    placements: list[EvaluatedCandidate] = []
     tried: set[tuple[tuple[int, ...], ...]] = set()
     for weights in choices:
         placed = _place(problem, candidate, weights)
@@ -179,10 +182,10 @@ def best_placed(
         evaluated = evaluated or _in_best_groups(problem, candidate.name, slices, candidate.after)
         if evaluated is not None:
             placements.append(evaluated)
-    return min(placements, key=Judged.rank, default=None)
+    return min(placements, key=EvaluatedCandidate.rank, default=None)
 
 
-def _place(problem: Problem, candidate: Draft, weights: PlacementWeights) -> Placed | None:
+def _place(problem: Problem, candidate: Candidate, weights: PlacementWeights) -> Placed | None:
     """With room for everything at once, or where there is none for one part of the MetaGraph at a time."""
     for one_part_at_once in (False, True):
         try:
@@ -194,14 +197,14 @@ def _place(problem: Problem, candidate: Draft, weights: PlacementWeights) -> Pla
 
 def measure(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
-) -> Judged | None:
+) -> EvaluatedCandidate | None:
     """Memory and prediction of a strategy's placed slices; None if a device's memory is too small.
 
     Where all forward and then all backward does not fit, tasks are run in groups, each forward and then
     backward, as large as they fit.
 
     Args:
-        after: what the draft says of which slices wait for which.
+        after: what the candidate says of which slices wait for which.
     """
     evaluated = measure_as_they_are(problem, strategy, slices, after)
     return evaluated or _in_best_groups(problem, strategy, slices, after)
@@ -209,9 +212,9 @@ def measure(
 
 def _in_best_groups(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None
-) -> Judged | None:
+) -> EvaluatedCandidate | None:
     """The best of groups of tasks that are run one after the other; None if none fits."""
-    best: Judged | None = None
+    best: EvaluatedCandidate | None = None
     for ordered in _in_groups(problem, slices):
         larger = measure_as_they_are(problem, strategy, ordered, after)
         if larger is None:
@@ -235,7 +238,7 @@ def _fits_in_groups(problem: Problem, slices: tuple[Slice, ...]) -> bool:
 
 def measure_as_they_are(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
-) -> Judged | None:
+) -> EvaluatedCandidate | None:
     """Evaluate slices in the order of passes that they have; None if they do not fit."""
     memory = _memory_within(problem, slices)
     return None if memory is None else _measured(problem, strategy, slices, memory, after)
@@ -264,7 +267,7 @@ def _measured(
     slices: tuple[Slice, ...],
     memory: tuple[DeviceMemory, ...],
     after: tuple[int, ...] | None,
-) -> Judged | None:
+) -> EvaluatedCandidate | None:
     """`memory`: of devices, without communicators. What goes by nodes takes more of them: where these have
     no room, all goes over all devices at once.
     """
@@ -290,7 +293,7 @@ def _measured(
         return None
     steps_s = optimizer_steps_s(whole, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(slice_.last_s for slice_ in slices), steps_s)
-    return Judged(strategy, slices, whole, prediction, after, placed.sums_by_node)
+    return EvaluatedCandidate(strategy, slices, whole, prediction, after, placed.sums_by_node)
 
 
 def _with_communicators(
@@ -308,13 +311,13 @@ def fastest(
     candidates: Iterable[tuple[Slice, ...]],
     after: tuple[int, ...] | None = None,
     within_s: float = inf,
-) -> Judged | None:
+) -> EvaluatedCandidate | None:
     """The best of some orders of passes, of equals the first; None if none fits and takes at most `within_s`.
 
     An iteration takes at least as long as its schedule, so what cannot be the best any more is not measured.
     """
     in_order = [(max(slice_.last_s for slice_ in slices), slices) for slices in candidates]
-    best: tuple[tuple[float, float, int], int, Judged] | None = None
+    best: tuple[tuple[float, float, int], int, EvaluatedCandidate] | None = None
     for number, (end_s, slices) in sorted(enumerate(in_order), key=lambda item: item[1][0]):
         if end_s > within_s:
             break

@@ -1,4 +1,6 @@
-"""What messages and gradient sums take of devices counts in a search of drafts, by prices solved by hand."""
+"""What messages and gradient sums take of devices counts in a search of candidates, by prices solved by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_parts_of_a_metaop_hand_on_what_its_ops_do() -> None:
 
 
 def slices_of(metaop: MetaOpProfile) -> list[tuple[int, int, int]]:
-    """Ops and devices of its slices in the best draft, beside an op of 3 s on one of two devices."""
+    """Ops and devices of its slices in the best candidate, beside an op of 3 s on one of two devices."""
     other = metaop_of("u/other", 1, {1: 3.0}, **NOTHING)
     problem = make_problem(profile_of(metaop, other), cluster_of(2))
     jobs = search(problem, lower_bound(problem), 20_000, seed=0)[0]

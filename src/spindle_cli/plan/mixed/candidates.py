@@ -11,10 +11,10 @@ from typing import TypeAlias
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.mixed.search import search
-from spindle_cli.plan.pipelines.drafts import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
+from spindle_cli.plan.pipelines.candidates import FAR_ON_SEVERAL_TYPES, may_gain, pipelines
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft
-from spindle_cli.plan.search.judge import CARE_BRINGS_ON_TYPES, Judged, best_of, judge
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import CARE_BRINGS_ON_TYPES, EvaluatedCandidate, best_of, evaluate
 from spindle_cli.plan.search.listing import Timed, to_pieces
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.baselines import baseline, baselines_on
@@ -39,7 +39,7 @@ _Schedules: TypeAlias = Sequence[Sequence[Timed]]
 
 
 @dataclass(frozen=True)
-class DraftsOnTypes:
+class CandidatesOnTypes:
     """What schedules of a problem on devices of several types are made, and placed.
 
     Attributes:
@@ -49,7 +49,9 @@ class DraftsOnTypes:
     problem: Problem
     bound: Bound
 
-    def best(self, strategy: StrategyName, effort: int, within_s: float = inf) -> tuple[Judged | None, bool]:
+    def best(
+        self, strategy: StrategyName, effort: int, within_s: float = inf
+    ) -> tuple[EvaluatedCandidate | None, bool]:
         """Return the best plan; more effort has the schedules of more searches, NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a plain schedule of the search,
@@ -60,13 +62,13 @@ class DraftsOnTypes:
             NoPlanError: the strategy has no plan on these types.
         """
         if strategy != "spindle":
-            evaluated = judge(self.problem, baseline(self.problem, strategy))
+            evaluated = evaluate(self.problem, baseline(self.problem, strategy))
             return evaluated, evaluated is not None and not evaluated.is_apart
         placed = _Placed(self.problem, with_care=effort != NO_SEARCH, within_s=within_s)
         plain, mixing = self._schedules(effort)
         placed.others += placed.best_of(mixing)
         placed.plain += placed.best_of(plain)
-        placed.add_baselines(self._baseline_drafts())
+        placed.add_baselines(self._baseline_candidates())
         best = self._or_pipeline(placed.best, effort)
         all_fit = all(evaluated is not None and not evaluated.is_apart for evaluated in placed.plain)
         if all_fit or best is None or effort == NO_SEARCH:
@@ -78,10 +80,10 @@ class DraftsOnTypes:
         ample = replace(self.problem, cluster=self.problem.cluster.with_ample_memory())
         placed = _Placed(ample, with_care=True)
         placed.plain += placed.best_of(plain)
-        placed.add_baselines(self._baseline_drafts())
+        placed.add_baselines(self._baseline_candidates())
         return placed.best_s
 
-    def _or_pipeline(self, best: Judged | None, effort: int) -> Judged | None:
+    def _or_pipeline(self, best: EvaluatedCandidate | None, effort: int) -> EvaluatedCandidate | None:
         """The best plan, or a pipeline where one is faster; it holds less than other plans, so problems that
         give something up for memory are not asked for one.
         """
@@ -90,12 +92,14 @@ class DraftsOnTypes:
         if best is not None and not may_gain(best.prediction, self.bound.lower_bound_s, FAR_ON_SEVERAL_TYPES):
             return best
         # Where nothing else fits, what does is found soon or not at all.
-        drafts = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
-        evaluated = (judge(self.problem, candidate) for candidate in drafts if self._uses_all(candidate))
+        candidates = pipelines(self.problem, 0 if best is None else effort, _iteration_s(best))
+        evaluated = (
+            evaluate(self.problem, candidate) for candidate in candidates if self._uses_all(candidate)
+        )
         return _best_of([best, *evaluated])
 
-    def _uses_all(self, candidate: Draft) -> bool:
-        """Whether a draft leaves no node idle; what gains by that is planned for parts of the cluster."""
+    def _uses_all(self, candidate: Candidate) -> bool:
+        """Whether a candidate leaves no node idle; what gains by that is planned for parts of the cluster."""
         node_of = self.problem.cluster.node_of
         used = {node_of[device] for devices in candidate.devices or () for device in devices}
         return len(used) == len(set(node_of))
@@ -114,14 +118,16 @@ class DraftsOnTypes:
                 mixing += search(self.problem, self.bound, int(part * jobs_tried), level, mixes=True)
         return _shortest(plain), _shortest(mixing)
 
-    def _baseline_drafts(self) -> list[Draft]:
-        """Return the draft of each baseline, and its schedule with the devices left to the placement."""
+    def _baseline_candidates(self) -> list[Candidate]:
+        """Return the candidate of each baseline, and its schedule with the devices left to the placement."""
         baselines = []
         for name in baselines_on(self.problem.cluster):
             with suppress(NoPlanError):  # one that has no plan here is no reason to have none
                 baselines.append(baseline(self.problem, name))
         return [
-            either for candidate in baselines for either in (candidate, Draft("spindle", candidate.pieces))
+            either
+            for candidate in baselines
+            for either in (candidate, Candidate("spindle", candidate.pieces))
         ]
 
 
@@ -138,11 +144,11 @@ class _Placed:
     problem: Problem
     with_care: bool
     within_s: float = inf
-    plain: list[Judged | None] = field(default_factory=list)
-    others: list[Judged | None] = field(default_factory=list)
+    plain: list[EvaluatedCandidate | None] = field(default_factory=list)
+    others: list[EvaluatedCandidate | None] = field(default_factory=list)
 
     @property
-    def best(self) -> Judged | None:
+    def best(self) -> EvaluatedCandidate | None:
         return _best_of([*self.others, *self.plain])
 
     @property
@@ -150,24 +156,24 @@ class _Placed:
         """The shortest iteration that is known: what takes longer gains nothing."""
         return min(self.within_s, _iteration_s(self.best))
 
-    def best_of(self, schedules: Sequence[Sequence[Timed]]) -> list[Judged | None]:
+    def best_of(self, schedules: Sequence[Sequence[Timed]]) -> list[EvaluatedCandidate | None]:
         """Those that may be faster than the best so far, on devices that are left to the placement."""
-        drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
+        candidates = [Candidate("spindle", to_pieces(self.problem, timed)) for timed in schedules]
         return best_of(
             self.problem,
-            [candidate for candidate in drafts if candidate.end_s < self.best_s],
+            [candidate for candidate in candidates if candidate.end_s < self.best_s],
             with_care=self.with_care,
             within_s=self.best_s,
             care_brings=CARE_BRINGS_ON_TYPES,
         )
 
-    def add_baselines(self, drafts: Iterable[Draft]) -> None:
+    def add_baselines(self, candidates: Iterable[Candidate]) -> None:
         """Those that end before the best iteration."""
-        placed: list[tuple[Judged | None, float]] = []
-        for candidate in sorted(drafts, key=_end_s):
+        placed: list[tuple[EvaluatedCandidate | None, float]] = []
+        for candidate in sorted(candidates, key=_end_s):
             if _end_s(candidate) >= self.best_s:
                 break
-            placed.append((judge(self.problem, candidate), _end_s(candidate)))
+            placed.append((evaluate(self.problem, candidate), _end_s(candidate)))
             self.others.append(placed[-1][0])
         self.plain += [evaluated for evaluated, end_s in placed if end_s < self.best_s]
 
@@ -178,14 +184,14 @@ def _shortest(schedules: _Schedules) -> _Schedules:
     return sorted(different, key=lambda timed: max(end_s for _, _, end_s in timed))[:MOST_SEARCHED]
 
 
-def _best_of(plans: Iterable[Judged | None]) -> Judged | None:
-    return min((plan for plan in plans if plan is not None), key=Judged.rank, default=None)
+def _best_of(plans: Iterable[EvaluatedCandidate | None]) -> EvaluatedCandidate | None:
+    return min((plan for plan in plans if plan is not None), key=EvaluatedCandidate.rank, default=None)
 
 
-def _iteration_s(evaluated: Judged | None) -> float:
+def _iteration_s(evaluated: EvaluatedCandidate | None) -> float:
     return inf if evaluated is None else evaluated.prediction.iteration_s
 
 
-def _end_s(candidate: Draft) -> float:
-    """Before which no iteration with a draft's schedule ends."""
+def _end_s(candidate: Candidate) -> float:
+    """Before which no iteration with a candidate's schedule ends."""
     return max(slice_.end_s for slice_ in candidate.pieces)

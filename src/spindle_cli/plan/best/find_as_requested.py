@@ -9,11 +9,11 @@ from functools import partial
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.again import moving_instead
-from spindle_cli.plan.best.asked import Asked, gives_up_memory
-from spindle_cli.plan.best.find import Found, find, find_in, find_wide, widened
+from spindle_cli.plan.best.find import PlanResult, find, find_in, find_wide, widened
 from spindle_cli.plan.best.idle_nodes import on_best_part
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.posed import ProblemPoser
+from spindle_cli.plan.best.request import PlanRequest, gives_up_memory
 from spindle_cli.plan.best.seeds import Seeds
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.search.memory_fallback import ASKS, OrLessS, describe, itself
@@ -23,9 +23,9 @@ from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
-def find_asked(
-    profile: Profile, cluster: Cluster, request: Asked, or_less_s: OrLessS = itself
-) -> Found | None:
+def find_as_requested(
+    profile: Profile, cluster: Cluster, request: PlanRequest, or_less_s: OrLessS = itself
+) -> PlanResult | None:
     """The best plan of a step that runs all tasks; None: nothing that is asked for fits, or what does is not
     faster than another kind of plan.
 
@@ -45,7 +45,7 @@ def find_asked(
     wide = widened(profile, cluster) if is_free and request.micro_batches is None else profile
     cut = partial(in_micro_batches, cluster=cluster)
     strategy, effort = request.strategy, request.effort
-    result: Found | None
+    result: PlanResult | None
     if request.micro_batches is not None:
         asked_for = cut(profile, request.micro_batches)
         posed_problem = posing.posed(asked_for.one, cluster)
@@ -63,8 +63,8 @@ def find_asked(
 
 
 def _or_on_part(
-    result: Found | None, profile: Profile, cluster: Cluster, request: Asked, posing: ProblemPoser
-) -> Found | None:
+    result: PlanResult | None, profile: Profile, cluster: Cluster, request: PlanRequest, posing: ProblemPoser
+) -> PlanResult | None:
     """A plan, or on several types a shorter one that leaves nodes idle."""
     may_leave = request.strategy == "spindle" and request.effort != NO_SEARCH and not request.shares_out_more
     if result is None or not cluster.is_mixed or not may_leave:
@@ -78,13 +78,13 @@ def _or_on_part(
     )
 
 
-def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:
+def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> PlanResult | None:
     """The best plan for some nodes of a cluster by themselves, of whole batches."""
     seen = seen_on(profile, part).weighted(weights_on(part, profile.shard_weights, whole))
     return find(seen, part, "spindle", effort, ProblemPoser())
 
 
-def or_moving(result: Found | None, profile: Profile, cluster: Cluster) -> Found | None:
+def or_moving(result: PlanResult | None, profile: Profile, cluster: Cluster) -> PlanResult | None:
     """A plan, or a shorter one that moves activations to host memory where it recomputes."""
     if result is None or not cluster.knows_host_links:
         return result

@@ -1,4 +1,4 @@
-"""Pipelines as drafts: pieces with their devices, and the order of their passes."""
+"""Pipelines as candidates: pieces with their devices, and the order of their passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spindle_cli.plan.pipelines.sections import sections_of
 from spindle_cli.plan.pipelines.timetable import Timetable, messages_s, seconds_of, timetable
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, UnplacedSlice
+from spindle_cli.plan.schedule import Candidate, UnplacedSlice
 
 # Passes that the shortest search for one way to cut the cluster runs.
 BASE_PASSES = 20000
@@ -25,13 +25,13 @@ FAR_ON_SEVERAL_TYPES = 0.25
 
 
 def may_gain(best: Prediction, lower_bound_s: float, far: float = FAR_FROM_BOUND) -> bool:
-    """Whether pipelines may be faster than the best plan of other drafts."""
+    """Whether pipelines may be faster than the best plan of other candidates."""
     return best.beyond_compute >= LINKS_MATTER or best.compute_s >= (1 + far) * lower_bound_s
 
 
-def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[Draft]:
-    """Drafts in which no parameters are in two lanes, of each way to cut the cluster into lanes; none where
-    plans may not order passes.
+def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[Candidate]:
+    """Candidates in which no parameters are in two lanes, of each way to cut the cluster into lanes; none
+    where plans may not order passes.
 
     Args:
         effort: one search for each level of it, each four times as long as the one before.
@@ -39,12 +39,12 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
             what the search finds that does.
     """
     for lanes, pipeline in _found(problem, effort, faster_than_s):
-        yield _draft(lanes, pipeline, pipeline.timetable)
+        yield _candidate(lanes, pipeline, pipeline.timetable)
 
 
-def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[tuple[Draft, float]]:
-    """Drafts of a problem of micro-batches, in the lanes and with the cuts of `pipelines`: at most so many
-    parts of the MetaGraph have begun and not ended as there are lanes, or twice as many. With each, the
+def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[tuple[Candidate, float]]:
+    """Candidates of a problem of micro-batches, in the lanes and with the cuts of `pipelines`: at most so
+    many parts of the MetaGraph have begun and not ended as there are lanes, or twice as many. With each, the
     seconds of its lanes' messages.
     """
     for lanes, pipeline in _found(problem, effort, faster_than_s):
@@ -53,7 +53,7 @@ def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterat
         urgency = (1.0,) * len(problem.nodes)
         for most_open in (lanes.count, 2 * lanes.count):
             table = timetable(lanes, pipeline.pieces, seconds, urgency, most_open)
-            yield _draft(lanes, pipeline, table), messages_s(lanes, pipeline.pieces)
+            yield _candidate(lanes, pipeline, table), messages_s(lanes, pipeline.pieces)
 
 
 def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tuple[Lanes, Pipeline]]:
@@ -69,7 +69,7 @@ def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tupl
                 break  # a longer search makes them shorter, but not by much
 
 
-def _draft(lanes: Lanes, pipeline: Pipeline, table: Timetable) -> Draft:
+def _candidate(lanes: Lanes, pipeline: Pipeline, table: Timetable) -> Candidate:
     """Pieces in the order of their forward passes, which start when they would if nothing else ran."""
     forward = [index for index, is_backward in table.order if not is_backward]
     place = {index: number for number, index in enumerate(forward)}
@@ -85,4 +85,4 @@ def _draft(lanes: Lanes, pipeline: Pipeline, table: Timetable) -> Draft:
             )
         )
     order = tuple(Pass(place[index], is_backward) for index, is_backward in table.order)
-    return Draft("spindle", tuple(pieces), tuple(devices), order=order)
+    return Candidate("spindle", tuple(pieces), tuple(devices), order=order)
