@@ -252,7 +252,7 @@ def test_a_chain_behind_a_slow_link_becomes_a_pipeline_of_micro_batches() -> Non
 
 
 @pytest.mark.parametrize(
-    ("effort", "fallback", "request"),
+    ("effort", "fallback", "tried_efforts"),
     [
         (1, MemoryFallback(), [1]),
         (NO_SEARCH, MemoryFallback(), []),
@@ -261,7 +261,7 @@ def test_a_chain_behind_a_slow_link_becomes_a_pipeline_of_micro_batches() -> Non
     ],
 )
 def test_problems_that_give_up_something_or_get_a_quick_look_are_asked_for_no_pipeline(
-    monkeypatch: pytest.MonkeyPatch, effort: int, fallback: MemoryFallback, request: list[int]
+    monkeypatch: pytest.MonkeyPatch, effort: int, fallback: MemoryFallback, tried_efforts: list[int]
 ) -> None:
     efforts: list[int] = []
     monkeypatch.setattr(on_types, "pipelines", lambda _, effort, __: efforts.append(effort) or ())
@@ -269,7 +269,7 @@ def test_problems_that_give_up_something_or_get_a_quick_look_are_asked_for_no_pi
     found = ProblemPoser().posed(profile, cluster({"fast": 1, "slow": 1}, gb_per_s=0.01), fallback)
     best, _ = found.best("spindle", effort)
     assert best is not None
-    assert efforts == request
+    assert efforts == tried_efforts
 
 
 def test_where_nothing_else_fits_the_shortest_search_for_pipelines_is_made() -> None:

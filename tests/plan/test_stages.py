@@ -209,7 +209,7 @@ def predicted_s(found: PlanResult) -> float:
 
 
 @pytest.mark.parametrize(
-    ("gains", "request", "count"),
+    ("gains", "tried_s", "count"),
     [
         ([3.9, None, 3.0, None], [4.0, 3.9, 3.9, 3.0], 16),
         ([None, 3.5, None, None], [4.0, 4.0, 3.5, 3.5], 8),
@@ -218,7 +218,7 @@ def predicted_s(found: PlanResult) -> float:
     ],
 )
 def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
-    monkeypatch: pytest.MonkeyPatch, gains: list[float | None], request: list[float], count: int
+    monkeypatch: pytest.MonkeyPatch, gains: list[float | None], tried_s: list[float], count: int
 ) -> None:
     """Each has to beat what the best so far takes with the part of its messages, not its prediction."""
     to_beat: list[float] = []
@@ -234,7 +234,7 @@ def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
         profile, cluster, PlanResult(evaluated(4.0), is_short=False), 0.0, predicted_s
     )
     assert found is not None
-    assert to_beat == request
+    assert to_beat == tried_s
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
 
@@ -273,15 +273,15 @@ def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
     monkeypatch: pytest.MonkeyPatch, simulated: list[float], tried: int, count: int
 ) -> None:
     predicted = iter([3.0, 2.9, 2.8, 2.7])
-    request: list[float] = []
+    tried_s: list[float] = []
 
     def best_of(*_: object) -> tuple[EvaluatedCandidate, float]:
         seconds = next(predicted)
-        request.append(seconds)
+        tried_s.append(seconds)
         return evaluated(seconds), seconds
 
     def simulated_s(found: PlanResult) -> float:
-        return 4.0 if found.cut is None else simulated[request.index(found.best.prediction.iteration_s)]
+        return 4.0 if found.cut is None else simulated[tried_s.index(found.best.prediction.iteration_s)]
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
     profile = profile_of(cuttable("t/net", 4, UP_TO_32))
@@ -289,7 +289,7 @@ def test_a_pipeline_has_to_be_shorter_than_the_best_one_before_by_simulation(
         profile, apart(4), PlanResult(evaluated(4.0), is_short=False), 0.0, simulated_s
     )
     assert found is not None
-    assert len(request) == tried
+    assert len(tried_s) == tried
     assert (found.cut.counts["t"] if found.cut else 1) == count
 
 

@@ -28,13 +28,13 @@ OUTER_S = {32: 20e-6 + 6 * MIB / 1e9, 16: 20e-6 + 3 * MIB / 1e9, 8: 20e-6 + 1.5 
 INNER_S = 0.1
 
 
-def planned(without_s: float | None = None, *, accumulate: int = 1, **request: Any) -> Plan:
+def planned(without_s: float | None = None, *, accumulate: int = 1, **settings: Any) -> Plan:
     """An op of 3 MiB, all of which both devices of an island have, in an iteration of 0.1 s."""
     metaop = metaop_of("a/x", 1, {1: 0.2, 2: 0.1}, param_bytes_per_op=3 * MIB)
     plan = plan_of(profile_of(metaop), cluster_of(2), [(slice_of(metaop, (0, 1), (0, 1), 0.0),)])
     predicted = plan.predicted.model_copy(update={"iteration_s": INNER_S})
     more = {"predicted": predicted, "optimizer_s_per_byte": 0.0, "accumulate": accumulate}
-    plan = on_islands(plan.model_copy(update=more), LocalSgd(**{"islands": 2, "every": 30, **request}))
+    plan = on_islands(plan.model_copy(update=more), LocalSgd(**{"islands": 2, "every": 30, **settings}))
     assert plan.islands is not None
     return plan.model_copy(update={"islands": plan.islands.model_copy(update={"without_s": without_s})})
 
@@ -70,10 +70,10 @@ def own_row(plan: Plan) -> OuterSteps:
     return row
 
 
-@pytest.mark.parametrize("request", [{"every": 100}, {"bits": 8}, {"every": 7, "bits": 16, "islands": 4}])
+@pytest.mark.parametrize("settings", [{"every": 100}, {"bits": 8}, {"every": 7, "bits": 16, "islands": 4}])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_plan_s_own_row_is_what_the_plan_predicts(request: dict[str, Any], accumulate: int) -> None:
-    plan = planned(0.2, accumulate=accumulate, **request)
+def test_the_plan_s_own_row_is_what_the_plan_predicts(settings: dict[str, Any], accumulate: int) -> None:
+    plan = planned(0.2, accumulate=accumulate, **settings)
     assert plan.islands is not None and plan.local_sgd is not None
     row = own_row(plan)
     assert row.iteration_s == pytest.approx(plan.mean_iteration_s, rel=1e-12)
