@@ -64,7 +64,7 @@ class _Part:
 
 
 def _inputs_of(parts: Sequence[_Part]) -> list[tuple[int, ...]]:
-    """Of each part, the parts that it takes from: that before it in its MetaOp, or the inputs' last ones."""
+    """List for each part those that it takes from: the one before it in its MetaOp, or the inputs' last."""
     last = {part.metaop.name: i for i, part in enumerate(parts)}
     return [
         (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
@@ -73,7 +73,7 @@ def _inputs_of(parts: Sequence[_Part]) -> list[tuple[int, ...]]:
 
 
 def _consumers_of(inputs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of each part, those that take from it."""
+    """List for each part those that take from it."""
     consumers: list[list[int]] = [[] for _ in inputs]
     for i, producers in enumerate(inputs):
         for j in producers:

@@ -120,8 +120,8 @@ def _check_direction(
 
 
 def _check_in_parts(program: Program, pass_: tuple[Kind, int], target: Layout, received: _Spans) -> None:
-    """Of what is sent to devices that hold one share in parts, which they gather when the pass begins, each
-    receives its own part, of the same samples as the others.
+    """Check that devices that hold one share, and gather it when the pass begins from the parts that they are
+    sent, each receive a part of their own, of the same samples as the others.
     """
     kind, compute = pass_
     for share in range(target.dp):
