@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from spindle_cli.errors import InputError, WorkloadError
-from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.training.optimizing.schedules import TaskWeights
 from spindle_cli.verify.stepping.update import weights_at
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
@@ -74,15 +74,15 @@ def test_without_the_key_tasks_keep_their_own() -> None:
 def test_backward_passes_of_a_step_start_from_its_weights_and_its_total_has_them() -> None:
     shares = {task.name: LossShares(fx.Graph()) for task in TASKS}
     asked = weights({"a": [[0, 1.0], [2, 3.0]]})
-    board = LossBoard(TASKS, torch.device("cpu"), 1, shares, weights=asked)
+    accumulator = LossAccumulator(TASKS, torch.device("cpu"), 1, shares, weights=asked)
     seen = []
     for step in range(3):
-        board.weigh_for(step)
-        seen.append(board.seed("a"))
-        assert board.seed("b") == 1.0
+        accumulator.weigh_for(step)
+        seen.append(accumulator.seed("a"))
+        assert accumulator.seed("b") == 1.0
     assert seen == [1.0, 2.0, 3.0]
-    assert board.total({"a": 10.0, "b": 1.0}, 1) == 21.0
-    assert board.weights_at(1) == {"a": 2.0, "b": 1.0}
+    assert accumulator.total({"a": 10.0, "b": 1.0}, 1) == 21.0
+    assert accumulator.weights_at(1) == {"a": 2.0, "b": 1.0}
 
 
 @pytest.mark.parametrize(
