@@ -177,7 +177,9 @@ def graph_of(case: Case, source: Path) -> tuple[WorkloadGraph, Path]:
     once for all cases that train it.
     """
     looking = Looking(percentile=case.percentile) if case.has_lengths else None
-    key = repr((case.toys, case.function, case.args, looking, looking and case.train.get("seed")))
+    key = repr(
+        (case.toys, case.function, case.args, looking, looking and case.train.get("seed"), case.islands)
+    )
     if key not in found_before:
         lengths: Lengths = {}
         if looking is not None:
