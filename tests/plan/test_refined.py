@@ -19,7 +19,7 @@ from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.nodes import GroupLinks
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.find import PlanResult, find
-from spindle_cli.plan.best.in_memory import FAR_FROM_BOUND
+from spindle_cli.plan.best.in_memory import LINKS_DECIDE
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import AnyCut
@@ -376,7 +376,7 @@ def test_with_ample_memory_it_goes_on_where_links_decide(
     assert found is not None
     assert not found.is_short
     above = found.best.prediction.iteration_s / lower_bound(problem).lower_bound_s
-    assert (above > FAR_FROM_BOUND) == is_searched == bool(begun)
+    assert (above > LINKS_DECIDE) == is_searched == bool(begun)
 
 
 @pytest.mark.parametrize("what", ["processors", "shared out", "host memory", "too many kinds of links"])

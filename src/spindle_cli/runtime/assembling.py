@@ -311,6 +311,9 @@ def make_training(
     set_values = make_set_values(context, values, start)
     values.begin(max(0, steps.start - 1))  # as the step before the first one has left them
     evaluator = make_evaluator(context, model, pool, communicators, computing, readers)
+    executors = make_executors(
+        context, model, pool, accumulator, stopwatch, communicators, steps.start, at_lengths, state.loss_scale
+    )
     return Training(
         rank=context.rank,
         request=request,
@@ -319,17 +322,7 @@ def make_training(
         stop=StopRequest(request.run_dir),
         model=model,
         feed=feed,
-        executors=make_executors(
-            context,
-            model,
-            pool,
-            accumulator,
-            stopwatch,
-            communicators,
-            steps.start,
-            at_lengths,
-            state.loss_scale,
-        ),
+        executors=executors,
         pool=pool,
         accumulator=accumulator,
         optimizers=state.optimizers,

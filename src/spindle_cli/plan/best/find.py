@@ -28,7 +28,7 @@ from spindle_cli.profile.types import Profile
 WORTH_UNEQUAL = 0.02
 # Micro-batches of all MetaOps that are asked for and searched over at once; for a chain in 64 that takes four
 # times as long as all else and finds nothing.
-MOST_SEARCHED = 32
+MOST_SEARCHED_TOGETHER = 32
 
 
 class BelowBoundError(Exception):
@@ -184,7 +184,7 @@ def find_in(
     if not begins:
         return None
     best, note = begins[0], one.note
-    if effort != NO_SEARCH and len(cut.all.nodes) <= MOST_SEARCHED:
+    if effort != NO_SEARCH and len(cut.all.nodes) <= MOST_SEARCHED_TOGETHER:
         searched = searched_over_everything(cut.all, begins, effort)
         if searched is not None:
             best, note = searched, describe(searched.slices)

@@ -28,7 +28,7 @@ RECOMPUTES_LITTLE = 0.1
 NEAR_SEARCHED = 1.08
 # Where memory is ample and a schedule takes more than this many times as long as that, links decide, which
 # the strategies' searches do not see.
-FAR_FROM_BOUND = 1.2
+LINKS_DECIDE = 1.2
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def in_memory(
         all_fit: whether memory stood in the way of none of the begins.
     """
     may_search = strategy == "spindle" and effort != NO_SEARCH
-    near_s = lower_bound_s * (FAR_FROM_BOUND if all_fit else NEAR_BOUND)
+    near_s = lower_bound_s * (LINKS_DECIDE if all_fit else NEAR_BOUND)
     result = InMemory(begins[0]) if begins else None
     if result is not None and may_search:
         searched = _searched(problem, near_s, begins, effort)

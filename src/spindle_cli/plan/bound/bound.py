@@ -27,7 +27,7 @@ from spindle_cli.plan.problem import MemoryFallback, Node, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile
 
 # Ops of an optimum that are fewer are none.
-FEWEST_OPS = 1e-7
+NO_OPS = 1e-7
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def lower_bound(problem: Problem) -> Bound:
     return Bound(
         lower_bound_s=solution.at_least * unit_s,
         ops=tuple(
-            tuple((column, ops) for column, ops in allocations if ops > FEWEST_OPS)
+            tuple((column, ops) for column, ops in allocations if ops > NO_OPS)
             for allocations in solution.ops
         ),
         start_s=tuple(solution.levels[f"start_{node.index}"] * unit_s for node in nodes),

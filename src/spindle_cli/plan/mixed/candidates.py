@@ -24,7 +24,7 @@ from spindle_cli.plan.types import StrategyName
 # allocations to choose from.
 BASE_JOBS = 6_000
 # Of schedules searched for so many are worth placing.
-MOST_SEARCHED = 8
+MOST_PLACED = 8
 # Where memory is short many problems are searched, one behind the other: schedules that mix allocations by
 # this part of the effort.
 PART_IN_SHORT_MEMORY = 0.5
@@ -181,7 +181,7 @@ class _Placed:
 def _shortest(schedules: _Schedules) -> _Schedules:
     """Those that are worth placing, the shortest first, each once."""
     different = dict.fromkeys(map(tuple, schedules))
-    return sorted(different, key=lambda timed: max(end_s for _, _, end_s in timed))[:MOST_SEARCHED]
+    return sorted(different, key=lambda timed: max(end_s for _, _, end_s in timed))[:MOST_PLACED]
 
 
 def _best_of(plans: Iterable[EvaluatedCandidate | None]) -> EvaluatedCandidate | None:

@@ -114,7 +114,7 @@ class Choices:
 # What the program runs fewer ops on is left out.
 FEWEST_OPS = 0.3
 # An allocation that takes more than so many times as long counts as further off, by so much for each time.
-LATE, LATE_WEIGHT = 1.02, 3.0
+SLOWER, SLOWER_WEIGHT = 1.02, 3.0
 
 
 def optimum_ops(
@@ -134,8 +134,8 @@ def optimum_ops(
             continue
         wanted = np.array(column.counts)
         apart = np.abs(counts - wanted) @ np.array(prices) / float(wanted @ np.array(prices))
-        late = np.maximum(0.0, op_s / column.op_s - LATE)
-        nearest = int(np.argmin(apart + LATE_WEIGHT * late))
+        late = np.maximum(0.0, op_s / column.op_s - SLOWER)
+        nearest = int(np.argmin(apart + SLOWER_WEIGHT * late))
         num_ops[nearest] = num_ops.get(nearest, 0.0) + ops
     return num_ops
 

@@ -290,20 +290,9 @@ class Translation:
 
     def _slice(self, schedule: Schedule, place: int) -> Slice:
         _, first, last, number = map(int, schedule.slices[place].item())
-        metaop, point, again, moved, _ = self._options[number]
-        return Slice.model_construct(
-            metaop=metaop.name,
-            ops=(first, last),
-            devices=tuple(map(int, schedule.devices[place, : point.num_devices])),
-            dp=point.dp,
-            tp=point.tp,
-            rows=point.rows,
-            start_s=0.0,
-            end_s=0.0,
-            recompute=again is not Again.NOTHING,
-            selective=again is Again.SELECTIVE,
-            offload=spread_over(first, last, moved),
-        )
+        option = self._options[number]
+        devices = schedule.devices[place, : option.point.num_devices]
+        return option.on(tuple(map(int, devices)), (first, last))
 
     def _goes_by_type(self, slice_: Slice) -> bool:
         """Whether a slice's devices are of one type after the other."""

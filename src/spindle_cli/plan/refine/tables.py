@@ -18,7 +18,7 @@ from spindle_cli.account.device.parts import Keeping, Part, UsesCache, in_blocks
 from spindle_cli.costs.links import messages_bytes, transfer_s
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import Again, hidden_on
+from spindle_cli.costs.recompute_and_offload import Again, hidden_on, spread_over
 from spindle_cli.costs.shares import OpSeconds, share_on_type, times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
@@ -177,6 +177,26 @@ class Option(NamedTuple):
     moved: float
     allocation: int
 
+    def on(self, devices: tuple[int, ...], ops: tuple[int, int] | None = None) -> Slice:
+        """Return a slice of ops [first, last), all if None, on as many devices as the allocation takes, that
+        has no times yet.
+        """
+        metaop, point, again, moved, _ = self
+        first, last = ops or (0, metaop.num_ops)
+        return Slice.model_construct(
+            metaop=metaop.name,
+            ops=(first, last),
+            devices=devices,
+            dp=point.dp,
+            tp=point.tp,
+            rows=point.rows,
+            start_s=0.0,
+            end_s=0.0,
+            recompute=again is not Again.NOTHING,
+            selective=again is Again.SELECTIVE,
+            offload=spread_over(first, last, moved),
+        )
+
     @property
     def keeping(self) -> int:
         """A place in `KEEPING`."""
@@ -306,7 +326,7 @@ def _hidden_share(point: Point, metaop: MetaOpProfile, cluster: Cluster) -> floa
         for kind, count in zip(cluster.types, point.of_types, strict=True)
         for _ in range(count // point.tp)
     ]
-    slice_ = _slice_on(Option(metaop, point, Again.NOTHING, 0.0, 0), tuple(range(point.num_devices)))
+    slice_ = Option(metaop, point, Again.NOTHING, 0.0, 0).on(tuple(range(point.num_devices)))
     return hidden_on(slice_, metaop, OpSeconds(point.forward_s, point.backward_s), links)
 
 
@@ -434,26 +454,9 @@ def _sums_s(option: Option, cluster: Cluster) -> float:
         devices += [device for device, device_type in enumerate(cluster.type_of) if device_type == kind][
             :count
         ]
-    op = times_of(option.metaop, _slice_on(option, tuple(devices)), cluster)
+    op = times_of(option.metaop, option.on(tuple(devices)), cluster)
     assert op is not None, "options are of shares that are known"
     return op.communication_s
-
-
-def _slice_on(option: Option, devices: tuple[int, ...]) -> Slice:
-    """All ops of a MetaOp on an option."""
-    metaop, point, again, *_ = option
-    return Slice.model_construct(
-        metaop=metaop.name,
-        ops=(0, metaop.num_ops),
-        devices=devices,
-        dp=point.dp,
-        tp=point.tp,
-        rows=point.rows,
-        start_s=0.0,
-        end_s=0.0,
-        recompute=again is not Again.NOTHING,
-        selective=again is Again.SELECTIVE,
-    )
 
 
 def _bytes_of_ops(
@@ -463,7 +466,7 @@ def _bytes_of_ops(
     activations are moved.
     """
     metaop, point, again, *_ = option
-    slice_ = _slice_on(option, tuple(range(point.num_devices)))
+    slice_ = option._replace(moved=0.0).on(tuple(range(point.num_devices)))
     part = Part(0, slice_, {metaop.name: metaop}, shares, (), is_handed_on=True, uses_cache=uses_cache)
     keeping = part.keeping[0]
     for count, needs in part.needs:
