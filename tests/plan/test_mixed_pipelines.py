@@ -272,6 +272,14 @@ def test_problems_that_give_up_something_or_get_a_quick_look_are_asked_for_no_pi
     assert efforts == tried_efforts
 
 
+def test_problems_of_several_types_are_kept_by_what_splits_layers() -> None:
+    profile, posing = profile_on_types(*tasks_with_a_trunk()), ProblemPoser()
+    fallbacks = [MemoryFallback(least_tp=2, split=frozenset({name})) for name in ("a/net", "b/net")]
+    on = cluster({"fast": 2, "slow": 2}, gb_per_s=0.01)
+    assert [posing.posed(profile, on, fallback).problem.fallback for fallback in fallbacks] == fallbacks
+    assert posing.posed(profile, on, fallbacks[0]) is posing.posed(profile, on, fallbacks[0])
+
+
 def test_where_nothing_else_fits_the_shortest_search_for_pipelines_is_made() -> None:
     """All on the fast host does not fit it, nor any other whole trunk, but half of it does."""
     profile = profile_on_types(*tasks_with_a_trunk())

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 
 import pytest
 import torch
@@ -186,3 +187,24 @@ def test_a_name_that_an_installed_library_takes_later_is_heard_too(tmp_path: Pat
                 module.asks()
             assert list(questions.places) == ["time.perf_counter"]
             assert module.clock is time.perf_counter
+
+
+def test_a_module_in_the_place_of_another_is_heard_too(tmp_path: Path) -> None:
+    """As many modules as at the last look need not be the same ones."""
+    first, second = (import_from(tmp_path / name / "users_clock.py") for name in ("first", "second"))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (first, second):
+            patch.setitem(sys.modules, "users_clock", module)
+            with noting_outside_reads() as questions:
+                module.asks()
+            assert list(questions.places) == ["time.perf_counter"]
+
+
+def import_from(path: Path) -> ModuleType:
+    path.parent.mkdir()
+    path.write_text("from time import perf_counter as clock\n\ndef asks():\n    return clock() % 2\n")
+    spec = importlib.util.spec_from_file_location("users_clock", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
