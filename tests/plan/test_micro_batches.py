@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from plan_corpus.problems import PROBLEMS
@@ -166,6 +167,15 @@ def test_micro_batches_that_are_asked_for_are_searched_over_at_once() -> None:
     profile = Profile.from_data(json.loads(problem.profile_text()), where=problem.name)
     predicted = make_plan(profile, problem.cluster(), effort=0, micro_batches={"t0": 4}).predicted
     assert predicted.lower_bound_s <= predicted.iteration_s <= 1.2 * predicted.lower_bound_s
+
+
+def test_a_plan_of_micro_batches_that_was_searched_says_what_it_recomputes_itself() -> None:
+    problem = replace(PROBLEMS["micro-batches"], memory_gib=9)
+    profile = Profile.from_data(json.loads(problem.profile_text()), where=problem.name)
+    plan = make_plan(profile, problem.cluster(), effort=0, micro_batches={"t0": 4})
+    recomputed = sum(slice_.num_ops for slice_ in plan.slices if slice_.recompute)
+    assert plan.notes == (f"Memory asks for recomputed activations of {recomputed} ops.",)
+    assert check_plan(plan, profile) == ()
 
 
 def test_as_many_micro_batches_as_memory_asks_for() -> None:
