@@ -169,6 +169,7 @@ def test_micro_batches_that_are_asked_for_are_searched_over_at_once() -> None:
     assert predicted.lower_bound_s <= predicted.iteration_s <= 1.2 * predicted.lower_bound_s
 
 
+@pytest.mark.usefixtures("whole_searches")
 def test_a_plan_of_micro_batches_that_was_searched_says_what_it_recomputes_itself() -> None:
     problem = replace(PROBLEMS["micro-batches"], memory_gib=9)
     profile = Profile.from_data(json.loads(problem.profile_text()), where=problem.name)
