@@ -16,8 +16,7 @@ from paper_profiles import ROOT, WORKLOADS, cluster_path, read_profile
 from random_profiles import SHAPES, random_profile
 from wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
-from spindle_cli.files.cluster import Cluster, Link, Links
-from spindle_cli.files.nodes import MOST_GB_PER_S
+from spindle_cli.files.cluster import MOST_GB_PER_S, Cluster, Link, Links
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import Problem

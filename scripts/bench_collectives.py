@@ -31,7 +31,7 @@ import torch.distributed as dist
 from runtime_bench.hosts import ADDRESSES, DEVICE, PORT, require_tools, shape, two_hosts
 from torch.multiprocessing.spawn import spawn
 
-from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.devices import keep_freed_memory
 from spindle_cli.runtime.communication.collectives import Members, add_up, start_gather, start_scatter
 from spindle_cli.units import MIB
 

@@ -96,7 +96,6 @@ WITHOUT_TORCH = (
     "cli",
     "checkpoint.files",
     "checkpoint.index",
-    "checkpoint.names",
     "checkpoint.carry_over",
 )
 

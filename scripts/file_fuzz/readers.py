@@ -15,8 +15,7 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.checkpoint.carried import carried_over
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
-from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.checkpoint.tensors import CheckpointReader, HeldTensors, load_parts
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import forget_metrics_after, last_step
 from spindle_cli.launch.build import build_launch

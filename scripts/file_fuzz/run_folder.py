@@ -36,11 +36,13 @@ from spindle_cli.checkpoint.index import (
     SavedTensor,
     Shard,
     TrainedTask,
+    buffer_key,
     checksum,
+    model_key,
     shard_name,
+    state_key,
     sums_text,
 )
-from spindle_cli.checkpoint.names import buffer_key, model_key, state_key
 from spindle_cli.files.artifact import Artifact, to_json, write_json
 from spindle_cli.files.journal import JournalWriter, Note
 from spindle_cli.files.request import (

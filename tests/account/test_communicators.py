@@ -11,8 +11,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Purpose
 from spindle_cli.check.run import check_plan
-from spindle_cli.files.cluster import Cluster, NodeGroup
-from spindle_cli.files.nodes import DEFAULT_RESERVE_GIB
+from spindle_cli.files.cluster import DEFAULT_RESERVE_GIB, Cluster, NodeGroup
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.link import link

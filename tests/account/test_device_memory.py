@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
-from spindle_cli.account.device.account import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.account.device_memory import (
     DeviceMemory,
     device_memory,
     memory_by_pass,
 )
+from spindle_cli.costs.memory import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice

@@ -12,8 +12,14 @@ from safetensors.torch import save_file
 from helpers.checkpoints import SHARDS, write_checkpoint, write_shard
 from spindle_cli.checkpoint import files as damages
 from spindle_cli.checkpoint.carry_over import CarryOver, task_of, with_aliases
-from spindle_cli.checkpoint.index import read_index
-from spindle_cli.checkpoint.names import Region, every_name, model_names, optimizer_keys, parse_region
+from spindle_cli.checkpoint.index import (
+    Region,
+    every_name,
+    model_names,
+    optimizer_keys,
+    parse_region,
+    read_index,
+)
 from spindle_cli.files.tensors import DTYPES
 
 NAMES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.costs.work import flops_by_metaop
+from spindle_cli.costs.flops import flops_by_metaop
 from spindle_cli.plan.types import PlanMetaOp
 
 

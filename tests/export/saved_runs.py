@@ -12,10 +12,8 @@ from torch.distributed import checkpoint as dcp
 
 from helpers.analysed import analysed
 from spindle_cli.checkpoint.files import checkpoint_folder
-from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import Region, buffer_key, model_key
-from spindle_cli.checkpoint.reader import plain_errors
-from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.checkpoint.index import Checkpoint, Region, buffer_key, model_key
+from spindle_cli.checkpoint.tensors import HeldTensors, plain_errors
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings

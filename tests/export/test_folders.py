@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from saved_runs import doubled, save_run
 from torch import Tensor
 
-from spindle_cli.checkpoint.reader import WholeTensors
-from spindle_cli.checkpoint.tensors import TensorSpec
+from spindle_cli.checkpoint.tensors import TensorSpec, WholeTensors
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.export.folder import shard_names, split
 from spindle_cli.export.run import export_run

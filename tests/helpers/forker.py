@@ -27,7 +27,7 @@ IMPORTED = (
     "torch.distributed.run",
     *IMPORTED_LATE,
     "helpers.ready_python",
-    "spindle_cli.checkpoint.reader",
+    "spindle_cli.checkpoint.tensors",
     "spindle_cli.cli.app",
     "spindle_cli.cli.launch_command",
     "spindle_cli.cli.profile_command",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from helpers.toy_plan import write_toy
-from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
+from spindle_cli.account.traffic import outer_step_bytes, outer_step_s
 from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan, PlannedIslands
 from spindle_cli.profile.types import LocalSgd

@@ -15,8 +15,8 @@ from helpers.cut import cuttable, shares_of
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.several_types import cluster_of_types, on_types
-from spindle_cli.account.device.account import UNCOUNTED_SHARE
 from spindle_cli.check.run import check_plan
+from spindle_cli.costs.memory import UNCOUNTED_SHARE
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.plan.best.find import BelowBoundError

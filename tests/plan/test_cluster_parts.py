@@ -6,8 +6,7 @@ import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.nodes import BetweenLink, Link, Links
+from spindle_cli.files.cluster import BetweenLink, Cluster, Link, Links
 from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.idle_nodes import on_best_part, parts_that_could_be_faster
 from spindle_cli.plan.best.parts import parts_of

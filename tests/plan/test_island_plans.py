@@ -9,12 +9,11 @@ import pytest
 
 from helpers.island_plans import on_islands
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
+from spindle_cli.account.traffic import outer_step_bytes, outer_step_s
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import InputError, NoPlanError
-from spindle_cli.files.cluster import Cluster, NodeGroup
-from spindle_cli.files.nodes import BetweenLink, GroupLinks, Link, Links
+from spindle_cli.files.cluster import BetweenLink, Cluster, GroupLinks, Link, Links, NodeGroup
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.islands.planned import island_of
 from spindle_cli.plan.islands.said import consent_line, islands_report, lines_of

@@ -10,8 +10,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.nodes import Links
+from spindle_cli.files.cluster import Cluster, Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.file import plan_text

@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
-from spindle_cli.costs.same import Same
-from spindle_cli.costs.shares import share_on_type, share_seconds, shares_on_type
+from spindle_cli.costs.shares import Same, share_on_type, share_seconds, shares_on_type
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.pricing import pricing_of

@@ -15,8 +15,7 @@ from estimates import estimated
 from helpers.plans import cluster_of, metaop_of, slice_of
 from spindle_cli.account.types import Pass
 from spindle_cli.check.run import check_plan
-from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.files.nodes import GroupLinks
+from spindle_cli.files.cluster import Cluster, GroupLinks, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.find import PlanResult, find
 from spindle_cli.plan.best.in_memory import LINKS_DECIDE

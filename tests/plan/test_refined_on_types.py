@@ -13,8 +13,7 @@ import pytest
 from estimates import estimated
 
 from helpers.several_types import metaop_on_types, profile_on_types
-from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.files.nodes import BetweenLink, GroupLinks
+from spindle_cli.files.cluster import BetweenLink, Cluster, GroupLinks, Link, Links, NodeGroup
 from spindle_cli.plan.best.in_memory import recomputed_share
 from spindle_cli.plan.ordering.orders import mirrored
 from spindle_cli.plan.ordering.timed import timed

@@ -12,8 +12,7 @@ from helpers.made import made_plan
 from helpers.plans import cluster_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
-from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.files.nodes import MOST_GB_PER_S
+from spindle_cli.files.cluster import MOST_GB_PER_S, Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.find import PlanResult
 from spindle_cli.plan.best.find_as_requested import find_as_requested

@@ -18,8 +18,7 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, other_settings
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import LocalSgd
-from spindle_cli.questions.explain import explain
-from spindle_cli.questions.explain_text import islands_table, islands_text
+from spindle_cli.questions.explain import explain, islands_table, islands_text
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "explanation.json"
 MIB = 2**20

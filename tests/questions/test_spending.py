@@ -12,7 +12,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.made import made_plan
 from helpers.plans import cluster_of, metaop_of, profile_of, two_towers
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
-from spindle_cli.costs.peaks import board_watts
+from spindle_cli.costs.flops import board_watts
 from spindle_cli.errors import ExitCode, InputError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.types import Plan

@@ -17,8 +17,7 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.questions.explain import explain
-from spindle_cli.questions.explain_text import type_reasons_text
+from spindle_cli.questions.explain import explain, type_reasons_text
 from spindle_cli.questions.explaining.of_types import (
     OneMore,
     OnTypes,

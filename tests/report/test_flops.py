@@ -14,7 +14,7 @@ from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
 from helpers.uneven import uneven_plan
-from spindle_cli.costs.work import flops_by_metaop
+from spindle_cli.costs.flops import flops_by_metaop
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 
 from spindle_cli.checkpoint.files import checkpoint_folder
-from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import (
+from spindle_cli.checkpoint.index import (
+    Checkpoint,
     Region,
     buffer_key,
     model_key,
@@ -26,8 +26,14 @@ from spindle_cli.checkpoint.names import (
     parse_region,
     state_key,
 )
-from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
-from spindle_cli.checkpoint.tensors import HeldTensors, TensorSpec, write_tensors
+from spindle_cli.checkpoint.tensors import (
+    CheckpointReader,
+    HeldTensors,
+    TensorSpec,
+    load_parts,
+    plain_errors,
+    write_tensors,
+)
 from spindle_cli.errors import InputError
 from spindle_cli.files.tensors import Fragment
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter

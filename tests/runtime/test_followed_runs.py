@@ -19,7 +19,7 @@ from test_training_is_exact import close
 from torch import nn
 
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.checkpoint.reader import WholeTensors
+from spindle_cli.checkpoint.tensors import WholeTensors
 from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.run_files import read_metrics

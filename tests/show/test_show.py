@@ -20,8 +20,8 @@ from helpers.uneven import uneven_plan
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.questions import explain_text
 from spindle_cli.questions.explain import explain
+from spindle_cli.questions.explain import headline as headline_of_reasons
 from spindle_cli.questions.explaining.worth import reasons
 from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, Symbols, allocation_table, draw, headline, legend
@@ -174,7 +174,7 @@ def test_a_plan_that_ends_before_the_bound_of_equal_shares_says_so() -> None:
     profile = profile_of(cuttable("t/net", 4, {8: 2.0, 4: 1.2, 2: 0.7}, param_bytes_per_op=0))
     plan = make_plan(profile, cluster_of(3))
     assert "compute 3.8 s, 20.8% below the bound of version 1, 4.8 s" in headline(summarise(plan))
-    said = explain_text.headline(explain(plan, profile, plan_name="plan.yaml"))
+    said = headline_of_reasons(explain(plan, profile, plan_name="plan.yaml"))
     assert "the schedule is 20.8% below the bound of version 1, 4.8 s;" in said
     (reason,) = reasons(plan, profile)
     assert [(each.num_devices, each.plan_ops) for each in reason.choices] == [(1, 0), (2, 0), (3, 4)]

@@ -20,10 +20,10 @@ from spindle_cli.account.holdings import Holders
 from spindle_cli.account.joint import other_plans_slices
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
+from spindle_cli.costs.flops import reached_by_gradients
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters import Block, level_of
 from spindle_cli.costs.shares import cuts_by_share, cuts_like_largest
-from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp

@@ -1,5 +1,5 @@
 """Everything that a plan moves between devices: who sends what to whom, and what is summed over whom;
-and over which communicators.
+and over which communicators; and what an outer step moves between islands.
 
 In every batch the activations go forward over the edges, and their gradients back. Once in a step, with its
 last batch, the losses are summed, and the gradients of each parameter group; where its devices share the
@@ -10,6 +10,12 @@ Devices that exchange messages form two halves, so that as few as can be exchang
 (`sides_of`). What a device posts on a communicator runs in order, and a receive waits for its sender. Where a
 device sends over the communicator of its own half, and those that it receives from are in the other one, no
 receive is ahead of what it sends.
+
+Where islands of devices average now and then alone (`train.local_sgd`), every device has peer replicas, those
+in the same place of the other islands. It sends each of them what its own optimizer has moved the parameters
+by since the last outer step, and gets as much from each; so nothing that an island has once crosses the slow
+links twice. Then it makes the outer optimizer's step, and hands the new parameters on inside of its island,
+as after any update.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from spindle_cli.account.activations import (
     Layout,
@@ -29,6 +35,8 @@ from spindle_cli.account.activations import (
     slice_edges,
     slice_layouts,
 )
+from spindle_cli.account.device.account import OptimizerNumbers
+from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.groups import (
     GatheredMatrix,
     ParameterUses,
@@ -39,9 +47,18 @@ from spindle_cli.account.groups import (
 )
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.step_end import collectives_of_step
-from spindle_cli.account.types import CommunicatorRanks, Edge, ParameterGroup, PlacedPlan, Purpose, Together
-from spindle_cli.costs.links import collectives_bytes, messages_bytes
+from spindle_cli.account.types import (
+    Collective,
+    CommunicatorRanks,
+    Edge,
+    ParameterGroup,
+    PlacedPlan,
+    Purpose,
+    Together,
+)
+from spindle_cli.costs.links import all_gather_s, collectives_bytes, messages_bytes, transfer_s
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import LocalSgd, MetaOp
 
 
 class Message(NamedTuple):
@@ -339,3 +356,70 @@ def sides_of(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
             sides[device] = int(there[1] < there[0])
             waiting.extend(sorted(peers[device].keys() - seen))
     return sides
+
+
+class _Planned(PlacedPlan, OptimizerNumbers, Protocol):
+    @property
+    def metaops(self) -> Sequence[MetaOp]: ...
+    @property
+    def optimizer_s_per_byte(self) -> float: ...
+
+
+def outer_step_bytes(plan: _Planned, local_sgd: LocalSgd) -> tuple[int, ...]:
+    """By device of an island, bytes that it sends in an outer step, to all its peer replicas together.
+
+    The one scale that goes with each parameter where numbers are rounded is not counted.
+    """
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    return tuple(
+        round((local_sgd.islands - 1) * device.updated_bytes * local_sgd.sent_share) for device in held
+    )
+
+
+def outer_step_s(plan: _Planned, local_sgd: LocalSgd, whole: Cluster) -> float:
+    """Seconds that an outer step takes, after the last update of an island.
+
+    Args:
+        plan: of an island.
+        whole: the cluster of all islands.
+    """
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    outer_s = max(device.updated_bytes for device in held) * plan.optimizer_s_per_byte
+    return (
+        _exchange_s(outer_step_bytes(plan, local_sgd), local_sgd, plan.cluster, whole)
+        + outer_s
+        + _gathers_s(plan)
+    )
+
+
+def _exchange_s(sent: Sequence[int], local_sgd: LocalSgd, island: Cluster, whole: Cluster) -> float:
+    """Seconds until every device has what its peer replicas have sent: rings of one device of each island,
+    one hop after the other. Devices behind one network card share it.
+    """
+    by_card: dict[tuple[int, int], int] = {}
+    for device, num_bytes in enumerate(sent):
+        card = island.card_of[device]
+        by_card[card] = by_card.get(card, 0) + num_bytes
+    nodes = len(island.node_sizes)
+    hops = local_sgd.islands - 1
+    return max(
+        hops
+        * transfer_s(
+            num_bytes / hops,
+            whole.links_among(node + nodes * number for number in range(local_sgd.islands)).inter_node,
+        )
+        for (node, _), num_bytes in by_card.items()
+    )
+
+
+def _gathers_s(plan: _Planned) -> float:
+    """Seconds of the gathers of new parameters inside of an island, on the device that spends most on
+    them.
+    """
+    taken = [0.0] * plan.cluster.num_devices
+    for collective in traffic_of(plan).collectives:
+        if collective.kind is Collective.GATHER:
+            gather_s = all_gather_s(collective.num_bytes, collective.devices, plan.cluster)
+            for device in collective.devices:
+                taken[device] += gather_s
+    return max(taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
+from spindle_cli.account.traffic import outer_step_bytes, outer_step_s
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan

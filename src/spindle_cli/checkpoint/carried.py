@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_aliases
-from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import AVERAGE_KEY, optimizer_keys
+from spindle_cli.checkpoint.index import AVERAGE_KEY, Checkpoint, optimizer_keys
 from spindle_cli.errors import InputError
 from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.training.optimizing.optimizer import state_keys

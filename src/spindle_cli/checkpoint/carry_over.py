@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spindle_cli.checkpoint.files import require_same_workload
-from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import model_names
+from spindle_cli.checkpoint.index import Checkpoint, model_names
 from spindle_cli.errors import InputError
 from spindle_cli.workload.file import TrainSettings
 

@@ -5,7 +5,7 @@ which says what is in which; weights that are not trained are in one file beside
 written beside its place and renamed, so that one with this name is whole unless something has damaged it
 since.
 
-Tensors have the names of names.py; a shard has all of one or boxes of it, by keys from there.
+Tensors have the names of index.py; a shard has all of one or boxes of it, by keys from there.
 
 Whether a checkpoint's files are what was written, known before anything of them is in memory. No torch.
 """
@@ -21,8 +21,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spindle_cli.checkpoint.index import Checkpoint, FrozenFile, SavedTensor, Shard, checksum, read_index
-from spindle_cli.checkpoint.names import Region, parse_region
+from spindle_cli.checkpoint.index import (
+    Checkpoint,
+    FrozenFile,
+    Region,
+    SavedTensor,
+    Shard,
+    checksum,
+    parse_region,
+    read_index,
+)
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import parse_json, shown
 from spindle_cli.files.run_files import CHECKPOINTS_DIR, model_path

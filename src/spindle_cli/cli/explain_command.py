@@ -41,9 +41,16 @@ def explain(
     """
     from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan, read_with_profile
-    from spindle_cli.questions import explain_text
+    from spindle_cli.questions.explain import (
+        chain_table,
+        headline,
+        islands_table,
+        islands_text,
+        reason_table,
+        type_reasons_text,
+        worth_text,
+    )
     from spindle_cli.questions.explain import explain as ask
-    from spindle_cli.questions.explain_text import islands_table, islands_text, type_reasons_text
 
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:
@@ -52,10 +59,10 @@ def explain(
     require_without(CANNOT_DRAW if read.islands is None else CANNOT_LINK, plan, check_plan(read))
     explanation = ask(steps_of(read, tasks), its_profile, plan_name=str(plan))
     parts = (
-        explain_text.headline(explanation),
-        explain_text.chain_table(explanation),
-        explain_text.worth_text(explanation.worth),
-        explain_text.reason_table(explanation),
+        headline(explanation),
+        chain_table(explanation),
+        worth_text(explanation.worth),
+        reason_table(explanation),
         type_reasons_text(explanation.type_reasons),
         islands_table(explanation.outer_steps),
         islands_text(explanation.outer_steps),

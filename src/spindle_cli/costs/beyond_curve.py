@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
+from spindle_cli.costs.flops import reached_by_gradients
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters import Moved, SharedOut, moved_in_passes
 from spindle_cli.costs.shares import Timed, times_of
-from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from math import ceil, log2
 from typing import NamedTuple
 
-from spindle_cli.files.cluster import Cluster, Link
-from spindle_cli.files.nodes import gb_per_s
+from spindle_cli.files.cluster import Cluster, Link, gb_per_s
 from spindle_cli.units import GB, KIB, MIB
 
 # Of a link's bandwidth, what NCCL takes trees to reach (NVIDIA/nccl src/graph/tuning.cc): `busBw * .9`, and

@@ -8,7 +8,20 @@ from math import inf
 from typing import Protocol
 
 from spindle_cli.profile.types import MetaOp, OpMemory
+from spindle_cli.units import MIB
 
+# Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
+# sharded; the runtime lets further sums wait. A single sum may be larger.
+SUM_BUFFER_BYTES = 32 * MIB
+# On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
+# buckets. By scripts/bench_memory.py it was 0.2 % at most.
+UNCOUNTED_SHARE = 0.01
+# On GPUs, what torch's allocator holds beyond the tensors: it rounds sizes up to 512 bytes, cuts what is
+# between 1 and 10 MiB out of segments of 20 MiB, which two tensors of 8 MiB fill to four fifths, rounds
+# larger ones up to 2 MiB (c10/cuda/CUDACachingAllocator.cpp), and keeps holes between blocks of different
+# ages. It is a share of all tensors, as those that stay leave such remainders too. In others' runs on GH200s
+# reserved memory was 2 to 12 % more than allocated, 7 % on average (eth-easl/sailor, artifact of SOSP 2025).
+ALLOCATOR_SHARE = 0.07
 # What is guessed where a profile does not say what ops take of memory.
 # Of a transformer layer's activations, what tensor parallelism does not split: 10 of 34 bytes per token and
 # channel (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation

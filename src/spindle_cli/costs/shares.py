@@ -15,14 +15,33 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.same import Same
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OfDevice, ShareTime, by_device
+
+Value = TypeVar("Value")
+
+
+class Same(Generic[Value]):
+    """A value that never changes as a key: equal to the same object alone, without a look at what it holds.
+
+    Keys keep their values, so no other object gets their place in memory as long as they are in use.
+    """
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Value) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return hash(id(self.of))
+
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Same) and self.of is value.of
 
 
 def sizes(slice_: SliceShape) -> Sequence[int] | None:

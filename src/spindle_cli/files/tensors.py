@@ -2,7 +2,7 @@
 
 `<name>` is all of a tensor, `<name>[<range>,...]` a part: one range for each dimension, from the first to the
 last that is cut, `first:last` (half-open) or `:` for all of it. A *fragment*, what a worker has under tensor
-parallelism, is cut along one dimension only; a checkpoint's regions (checkpoint/names.py) along any.
+parallelism, is cut along one dimension only; a checkpoint's regions (checkpoint/index.py) along any.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run, settings_of_run, task_of
 from spindle_cli.checkpoint.files import StoredCheckpoint, find_checkpoint, require_steps_left
-from spindle_cli.checkpoint.index import Checkpoint, TrainedTask
-from spindle_cli.checkpoint.names import every_name, model_key
+from spindle_cli.checkpoint.index import Checkpoint, TrainedTask, every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import has_checkpoints

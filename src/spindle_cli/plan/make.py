@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from spindle_cli.costs.peaks import arithmetic_of
+from spindle_cli.costs.flops import arithmetic_of
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf

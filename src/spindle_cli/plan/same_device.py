@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.costs.peaks import arithmetic_of
+from spindle_cli.costs.flops import arithmetic_of
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.profile.machine.devices import cluster_device_name, require_precision

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.costs.peaks import board_watts
+from spindle_cli.costs.flops import board_watts
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.types import Plan

@@ -16,9 +16,8 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.structure import names_and_ranges, rows_of_shares
-from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.costs.flops import arithmetic_of, flops_by_metaop, flops_by_pass, peak_flops_per_s
 from spindle_cli.costs.shares import cuts_by_share
-from spindle_cli.costs.work import flops_by_metaop, flops_by_pass
 from spindle_cli.errors import InputError, NoPlanError
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, Slice, StrategyName, strategies_on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from spindle_cli.costs.work import flops_by_metaop
+from spindle_cli.costs.flops import flops_by_metaop
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import (
     METRICS_FILE,

@@ -326,7 +326,7 @@ class StepPoint(Sparse):
         iteration_range_s: The least and the most of the steps; of losses, of those that are finite. Left out
             where there is one step.
         flops_per_s: Floating-point operations of a device in the mean, forward and backward, from what the
-            profile has counted (costs/work.py).
+            profile has counted (costs/flops.py).
         peak_share: `flops_per_s` as a share of the devices' published peak.
         least_memory_bytes: Of all ranks and steps.
         most_memory_bytes: Of all ranks and steps.

@@ -13,7 +13,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
 from spindle_cli.operators.factors.capture import capture
-from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.devices import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.backends.host_group import join_host_group

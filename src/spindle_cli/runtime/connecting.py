@@ -17,8 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from spindle_cli.costs.links import MESSAGE_CHANNELS
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, workers_dir
-from spindle_cli.process.allocator import give_back_freed_memory
-from spindle_cli.process.devices import gpu_of, places_on_gpus, sharing_settings
+from spindle_cli.process.devices import give_back_freed_memory, gpu_of, places_on_gpus, sharing_settings
 from spindle_cli.process.environment import (
     WorkerEnvironment,
     join_environment,

@@ -13,18 +13,9 @@ from spindle_cli.account.device.parts import Part
 from spindle_cli.account.groups import GatheredMatrix
 from spindle_cli.account.holdings import GatherUnit, Held, Span, places_of
 from spindle_cli.account.types import DeviceMemory, Pass
+from spindle_cli.costs.memory import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.costs.parameters import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
-
-# On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
-# buckets. By scripts/bench_memory.py it was 0.2 % at most.
-UNCOUNTED_SHARE = 0.01
-# On GPUs, what torch's allocator holds beyond the tensors: it rounds sizes up to 512 bytes, cuts what is
-# between 1 and 10 MiB out of segments of 20 MiB, which two tensors of 8 MiB fill to four fifths, rounds
-# larger ones up to 2 MiB (c10/cuda/CUDACachingAllocator.cpp), and keeps holes between blocks of different
-# ages. It is a share of all tensors, as those that stay leave such remainders too. In others' runs on GH200s
-# reserved memory was 2 to 12 % more than allocated, 7 % on average (eth-easl/sailor, artifact of SOSP 2025).
-ALLOCATOR_SHARE = 0.07
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from spindle_cli.account.activations import EARLY_BYTES, PASSES_AHEAD, PassOrder
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
-from spindle_cli.costs.memory import OpNeeds
+from spindle_cli.costs.memory import SUM_BUFFER_BYTES, OpNeeds
 from spindle_cli.costs.parameters import Block
-from spindle_cli.units import MIB
 
 
 class HandedOn:
@@ -181,9 +180,6 @@ class KeptCasts:
         return sum(casts.values())
 
 
-# Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
-# sharded; the runtime lets further sums wait. A single sum may be larger.
-SUM_BUFFER_BYTES = 32 * MIB
 # Number of a part, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
 

@@ -10,8 +10,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TypeAlias
 
-from spindle_cli.costs.same import Same
-from spindle_cli.costs.shares import KnownShares, point_of_share
+from spindle_cli.costs.shares import KnownShares, Same, point_of_share
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.on_all import on_all_devices, seconds_on

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from spindle_cli.costs.same import Same
+from spindle_cli.costs.shares import Same
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.candidates import best_evaluated, best_of_each, by_baseline
 from spindle_cli.plan.bound.bound import Bound, lower_bound, lower_bound_under

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spindle_cli.costs.flops import reached_by_gradients
 from spindle_cli.costs.parameters import BlockUse, blocks_of
-from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.plan.bound.allocations import Shares
 from spindle_cli.plan.bound.program import Array

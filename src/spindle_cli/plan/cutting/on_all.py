@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import TypeVar
 
+from spindle_cli.costs.flops import reached_by_gradients
 from spindle_cli.costs.parameters import moved_in_passes
 from spindle_cli.costs.shares import point_of_share, share_seconds
-from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
+from spindle_cli.account.traffic import outer_step_bytes, outer_step_s
 from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import LocalSgd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
+from spindle_cli.account.traffic import outer_step_bytes, outer_step_s
 from spindle_cli.costs.shares import rebatched
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import validate

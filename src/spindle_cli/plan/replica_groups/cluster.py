@@ -11,8 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.nodes import MAX_MEMORY_GIB, MOST_GB_PER_S, BetweenLink, Link, Links, NodeGroup
+from spindle_cli.files.cluster import (
+    MAX_MEMORY_GIB,
+    MOST_GB_PER_S,
+    BetweenLink,
+    Cluster,
+    Link,
+    Links,
+    NodeGroup,
+)
 from spindle_cli.units import GIB
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from spindle_cli.costs.flops import reached_by_gradients
 from spindle_cli.costs.links import collectives_bytes
 from spindle_cli.costs.shares import OpSeconds, point_of_share, share_seconds
-from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.sharding import keys_with_parameters

@@ -28,7 +28,7 @@ from itertools import pairwise
 from math import inf
 from typing import TypeAlias
 
-from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.costs.flops import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.allocations import groups_of_type, point_of_cut

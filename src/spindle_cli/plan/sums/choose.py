@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from spindle_cli.account.groups import GatheredMatrix, gathered_matrices
+from spindle_cli.costs.flops import arithmetic_of, peak_flops_per_s
 from spindle_cli.costs.links import Spread, per_node, spread_collective_s
 from spindle_cli.costs.parameters import Summing, fastest, seconds_by_way
-from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.again import predicted_by

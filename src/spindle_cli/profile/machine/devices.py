@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spindle_cli.costs.peaks import PEAK_FLOPS_PER_S
+from spindle_cli.costs.flops import PEAK_FLOPS_PER_S
 from spindle_cli.errors import InputError
 from spindle_cli.profile.types import Device
 from spindle_cli.units import GIB
@@ -59,7 +59,7 @@ _HOST_S_PER_KERNEL = 20e-6
 _DEVICE_S_PER_KERNEL = 1.5e-6
 
 
-# Peaks: NVIDIA data sheets (costs/peaks.py). Best matrix share: an 8192-cube bf16 product on an H200 measured
+# Peaks: NVIDIA data sheets (costs/flops.py). Best matrix share: an 8192-cube bf16 product on an H200 measured
 # 769-798 of 989 TFLOP/s; best memory share: a copy on an H200 measured 4,300 of 4,800 GB/s. Multiprocessors:
 # 108 (A100), 132 (H100, H200).
 def _gpu(name: str, memory_bytes: int, bytes_per_s: float, multiprocessors: int) -> DevicePeak:

@@ -29,8 +29,7 @@ from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.whole.compiled import LayerCompiler
 from spindle_cli.operators.whole.selective import selective_checkpoint
-from spindle_cli.process.allocator import keep_freed_memory
-from spindle_cli.process.devices import gpu_of
+from spindle_cli.process.devices import gpu_of, keep_freed_memory
 from spindle_cli.profile.machine.link_speed import measure_link
 from spindle_cli.profile.measuring.messages import (
     Failed,

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.costs.memory import SUM_BUFFER_BYTES
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.bucket_maker import (

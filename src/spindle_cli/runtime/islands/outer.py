@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.names import COMMON_KEY, OUTER_MOMENTUM_KEY
+from spindle_cli.checkpoint.index import COMMON_KEY, OUTER_MOMENTUM_KEY
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.islands.peer_replicas import PeerReplicas

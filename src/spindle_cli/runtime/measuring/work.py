@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spindle_cli.costs.peaks import Arithmetic, arithmetic_in, peak_flops_per_s
-from spindle_cli.costs.work import flops_by_metaop
+from spindle_cli.costs.flops import Arithmetic, arithmetic_in, flops_by_metaop, peak_flops_per_s
 from spindle_cli.units import KIB
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 

@@ -42,12 +42,12 @@ from spindle_cli.checkpoint.index import (
     INDEX_FILE,
     SUMS_FILE,
     Checkpoint,
+    Region,
     SavedTensor,
     Shard,
     shard_name,
     sums_text,
 )
-from spindle_cli.checkpoint.names import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, TensorSpec, write_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json

@@ -179,7 +179,7 @@ def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGro
     """Raises InputError: on every rank, where one of them cannot write."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from spindle_cli.checkpoint.reader import plain_errors
+    from spindle_cli.checkpoint.tensors import plain_errors
 
     try:
         with plain_errors():

@@ -11,8 +11,14 @@ from pathlib import Path
 import torch.distributed as dist
 
 from spindle_cli.checkpoint.files import checkpoint_folder
-from spindle_cli.checkpoint.index import FROZEN_FILE, Checkpoint, FrozenFile, SavedTensor, read_index
-from spindle_cli.checkpoint.names import model_key
+from spindle_cli.checkpoint.index import (
+    FROZEN_FILE,
+    Checkpoint,
+    FrozenFile,
+    SavedTensor,
+    model_key,
+    read_index,
+)
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.backends.host_group import host_group

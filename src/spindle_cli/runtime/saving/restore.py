@@ -17,11 +17,12 @@ from torch import Tensor
 from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
-from spindle_cli.checkpoint.index import Checkpoint, SavedTensor
-from spindle_cli.checkpoint.names import (
+from spindle_cli.checkpoint.index import (
     AVERAGE_KEY,
     COMMON_KEY,
     OUTER_MOMENTUM_KEY,
+    Checkpoint,
+    SavedTensor,
     buffer_key,
     every_name,
     model_key,
@@ -61,7 +62,7 @@ def restore(
         InputError: a shard cannot be read, or lacks a parameter of this workload.
     """
     # Its import takes most of a second, which a run that goes on from nothing need not wait for.
-    from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
+    from spindle_cli.checkpoint.tensors import CheckpointReader, load_parts
 
     same_plan = checkpoint.plan_sha256 == state.model.program.plan.sha256()
     if not same_plan:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint.names import AVERAGE_KEY, Region, buffer_key, model_key, random_key, state_key
+from spindle_cli.checkpoint.index import AVERAGE_KEY, Region, buffer_key, model_key, random_key, state_key
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.islands.outer import OuterOptimizer
