@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from spindle_cli.process.allocator import give_back_freed_memory, keep_freed_memory
+from spindle_cli.process.devices import give_back_freed_memory, keep_freed_memory
 
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
