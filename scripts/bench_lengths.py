@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.analysis.at_lengths import LengthTracer
-from spindle_cli.workload.settings.data import FieldLengths, TaskLengths
+from spindle_cli.workload.settings.types import FieldLengths, TaskLengths
 from spindle_cli.workload.types import Task, Workload
 
 FIELDS = ("input_ids", "attention_mask", "labels")

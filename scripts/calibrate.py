@@ -29,7 +29,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.workload.settings.types import Looking
 from spindle_cli.zoo import multitask_clip, ofasys, qwen_val
 
 ROOT = Path(__file__).parent.parent

@@ -66,7 +66,7 @@ from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 
 _WORKLOAD = """
 import torch

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gpu_bench.probe import report, require
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
-from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import NoRandomness
 
 
 def batch_norm_of_a_lazy_clone(device: str) -> str:

@@ -14,8 +14,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.operators import contrastive
-from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.operators import batch_dependent
+from spindle_cli.operators.batch_dependent import pairs_over_shares
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.graph import Op, TaskGraph
 
@@ -52,7 +52,7 @@ def run_pairs(
         for share in shares:
             joint.calls = 0
             try:
-                with patch.object(contrastive, "gather_rows", joint.gather_rows):
+                with patch.object(batch_dependent, "gather_rows", joint.gather_rows):
                     results.append(share())
             except _ReachedError as at:
                 reached.append(at)

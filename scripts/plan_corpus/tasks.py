@@ -14,8 +14,7 @@ from spindle_cli.profile.batch_sums import BatchSum, Matrix
 from spindle_cli.profile.machine.devices import Precision, device_peak
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, ShareTime, WorkloadRef
 from spindle_cli.units import GIB
-from spindle_cli.workload.settings.local_sgd import LocalSgd
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.workload.settings.types import LocalSgd, TaskShare
 
 ARITHMETIC: Precision = "float16"  # that all types of device have
 WIDTH = 2  # bytes of an element

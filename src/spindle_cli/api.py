@@ -12,7 +12,7 @@ from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.workload.settings.types import Looking
 
 if TYPE_CHECKING:
     from spindle_cli.workload.types import Workload

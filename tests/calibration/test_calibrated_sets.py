@@ -37,7 +37,7 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.workload.settings.types import TaskShare
 
 A, AB = ("a",), ("a", "b")
 STEPS = {A: 6, AB: 2}

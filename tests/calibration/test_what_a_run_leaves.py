@@ -13,7 +13,7 @@ from spindle_cli.files.run_files import Comparison, PredictedVsMeasured, SliceTi
 from spindle_cli.plan.make import make_plan
 from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
 from spindle_cli.runtime.measuring.timing import Activity, Lap, Stopwatch
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.workload.settings.types import TaskShare
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 ITERATIONS = [Measured(9.0, 1.0), Measured(2.0, 1.0), Measured(4.0, 1.0)]

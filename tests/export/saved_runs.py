@@ -17,7 +17,7 @@ from spindle_cli.checkpoint.tensors import HeldTensors, plain_errors
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 
 
 def doubled(name: str, value: Tensor) -> Tensor:

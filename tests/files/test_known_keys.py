@@ -21,7 +21,7 @@ from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import WorkloadFile
-from spindle_cli.workload.settings.local_sgd import LocalSgd, OuterSettings
+from spindle_cli.workload.settings.types import LocalSgd, OuterSettings
 from spindle_cli.workload.settings.updates import Schedule
 
 LINK = {"latency_us": 1, "bandwidth_gb_per_s": 1}

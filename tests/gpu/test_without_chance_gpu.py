@@ -10,8 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.no_randomness import NoRandomness
-from spindle_cli.training.precision import compute_convolutions_in_float32
+from spindle_cli.training.precision import NoRandomness, compute_convolutions_in_float32
 from spindle_cli.verify.plain import generator_states, require_no_chance
 from spindle_cli.workload.types import Task, Workload
 

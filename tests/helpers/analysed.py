@@ -11,7 +11,7 @@ from spindle_cli.analysis.analyse import analyse_for_others
 from spindle_cli.analysis.localise import rebind
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.types import Workload
 
 _graphs: dict[str, WorkloadGraph] = {}  # the last of each kind

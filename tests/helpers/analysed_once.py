@@ -8,10 +8,9 @@ from typing import Any
 from helpers.analysed import analyses
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.workload.building.load import build
-from spindle_cli.workload.building.source import Source
+from spindle_cli.workload.building.load import Source, build
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.settings.types import Lengths
 
 Key = tuple[str, str]  # of a source, and of how its graph is found
 analyse_source = localise.in_the_abstract

@@ -12,7 +12,7 @@ from typing import Any
 from helpers.anything import Anything
 from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.reader import Order, Reader, Source
-from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.settings.types import Loading
 from spindle_cli.workload.types import Task
 
 SEED = 3

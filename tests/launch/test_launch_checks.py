@@ -38,7 +38,7 @@ from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, ProfileRef
-from spindle_cli.workload.building.source import locate
+from spindle_cli.workload.building.load import locate
 from spindle_cli.workload.file import TrainSettings
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.examples import examples
-from spindle_cli.operators.batch_norm import (
+from spindle_cli.operators.batch_dependent import (
     OverShares,
     Statistics,
     find_statistics,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from helpers.thread_groups import in_threads
 from spindle_cli.operators.autograd import sum_forward
-from spindle_cli.operators.factors.capture import Capturing
+from spindle_cli.operators.factors import Capturing
 from spindle_cli.operators.sequence.exchange import SequencePart
 
 WORDS, WIDTH, OUT = 7, 4, 3

@@ -14,7 +14,7 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import InputError, PeerLostError
 from spindle_cli.operators import tensor_group
-from spindle_cli.operators.contrastive import PairsOverShares, ShareRows, gather_rows, pairs_over_shares
+from spindle_cli.operators.batch_dependent import PairsOverShares, ShareRows, gather_rows, pairs_over_shares
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.op.split_runs import SumCounter

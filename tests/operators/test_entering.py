@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from spindle_cli.operators.whole.selective import EnteredAnew
+from spindle_cli.operators.whole import EnteredAnew
 
 
 def test_each_entrance_has_a_context_of_its_own_and_the_inner_one_ends_first() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.operators.whole.selective import is_kept, selective_checkpoint
+from spindle_cli.operators.whole import is_kept, selective_checkpoint
 from spindle_cli.profile.op.op_memory import LiveBytes
 
 WIDTH, INNER = 32, 128

@@ -10,7 +10,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.sets.choose import by_best_strategy
 from spindle_cli.plan.types import Plan, StrategyName
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.workload.settings.types import TaskShare
 
 
 def test_no_strategy_is_faster_than_spindle_in_the_mean_of_the_steps() -> None:

@@ -24,7 +24,7 @@ from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.workload.settings.types import TaskShare
 
 LINEAR = {1: 2.0, 2: 1.0}
 ALONE = {1: 2.0}

@@ -14,7 +14,7 @@ from helpers.analysed import analysed
 from helpers.plans import cluster_of
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators import batch_norm
+from spindle_cli.operators import batch_dependent
 from spindle_cli.operators.tensor_parallel import describe_ways, layer_split
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
@@ -87,7 +87,7 @@ def test_a_sum_that_is_not_taken_is_found(lost: str, monkeypatch: pytest.MonkeyP
             summed(self, tensor, is_gradient=is_gradient)
 
     if lost == "running":
-        monkeypatch.setattr(batch_norm, "update_running", lambda *_: None)
+        monkeypatch.setattr(batch_dependent, "update_running", lambda *_: None)
     else:
         monkeypatch.setattr(InTurn, "sum_", sum_)
     assert list(checked().whole) == ["t/blocks"]

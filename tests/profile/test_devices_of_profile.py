@@ -16,7 +16,7 @@ from spindle_cli.profile.moving import ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.points import OpMemory
 from spindle_cli.profile.types import Device, LocalSgd, Profile, TaskShare
-from spindle_cli.workload.settings.data import TaskLengths
+from spindle_cli.workload.settings.types import TaskLengths
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
 

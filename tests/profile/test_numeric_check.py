@@ -21,7 +21,7 @@ from spindle_cli.profile.checking.compare import relative_difference
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.checking.values import choose_samples
 from spindle_cli.profile.numeric_check import TaskCheck
-from spindle_cli.training.item_draws import Generators
+from spindle_cli.training.items import Generators
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

@@ -42,11 +42,10 @@ from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.profile.types import LocalSgd
 from spindle_cli.training.data.lengths import find_lengths
-from spindle_cli.workload.building.load import load
-from spindle_cli.workload.building.source import resolve
+from spindle_cli.workload.building.load import load, resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.data import Lengths, Looking
+from spindle_cli.workload.settings.types import Lengths, Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent

@@ -50,8 +50,7 @@ from spindle_cli.runtime.part import localise as part
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.training.data.reading import open_batches
-from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.building.source import resolve
+from spindle_cli.workload.building.load import LoadedWorkload, load, resolve
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Workload
 

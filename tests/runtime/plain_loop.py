@@ -16,8 +16,7 @@ from spindle_cli.verify.plain import runs_at
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.graph import IGNORED_LABEL
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import IGNORED_LABEL, ParameterTable
 from spindle_cli.workload.types import FlowTask, Task
 
 

@@ -14,7 +14,7 @@ from norm_cases import NORMED, SPREAD
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
-from spindle_cli.operators.batch_norm import OverShares
+from spindle_cli.operators.batch_dependent import OverShares
 from spindle_cli.runtime.part.localise import localise
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.verify import plain

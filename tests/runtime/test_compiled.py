@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.whole.compiled import LayerCompiler
+from spindle_cli.operators.whole import LayerCompiler
 from spindle_cli.runtime import assembling
 from spindle_cli.runtime.part.warm_up import compile_layers
 

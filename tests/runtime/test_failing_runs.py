@@ -14,7 +14,7 @@ from helpers.analysed import analysed
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, WorkerError, error_path
 from spindle_cli.files.run_files import PREDICTED_FILE, read_metrics
-from spindle_cli.operators.plan_splits import plan_splits
+from spindle_cli.operators.tensor_parallel import plan_splits
 from spindle_cli.plan.types import Plan, Wave
 from spindle_cli.runtime.part.localise import require_same_workload
 from spindle_cli.runtime.ready import require_runnable

@@ -16,7 +16,7 @@ from torch import Tensor
 from helpers.loading import SEED, read, task_of
 from spindle_cli.process.environment import without_ranks
 from spindle_cli.training.data.reading import StreamBatches, first_samples
-from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.settings.types import Loading
 from spindle_cli.workload.types import Task
 
 SHARDS, PER_SHARD = 4, 6

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from spindle_cli.costs.parameters import Summing
 from spindle_cli.errors import InputError
-from spindle_cli.operators.factors.capture import Capturing
+from spindle_cli.operators.factors import Capturing
 from spindle_cli.runtime.communication import gathered_bucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket

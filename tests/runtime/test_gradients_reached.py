@@ -25,8 +25,7 @@ from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.reached import Agreement, Reached
 from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.step.compute import require_planned_gradients
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -26,7 +26,7 @@ from spindle_cli.runtime.loading.reader import ClosedError, Loaded, PrefetchBuff
 from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import StreamBatches
-from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.settings.types import Loading
 
 
 class OfItsSeed(IterableDataset[dict[str, torch.Tensor]]):

@@ -24,7 +24,7 @@ from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.islands.peer_replicas import PeerReplicas, ToldStep
 from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.settings.local_sgd import LocalSgd
+from spindle_cli.workload.settings.types import LocalSgd
 from spindle_cli.workload.types import Task
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ from spindle_cli.files.tensors import parse_key
 from spindle_cli.plan.file import read_plan
 from spindle_cli.program.link import link
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 
 pytestmark = pytest.mark.processes
 

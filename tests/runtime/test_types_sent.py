@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.wire import as_sent, as_summed, fill_with_nothing, unless_nothing
+from spindle_cli.operators.tensor_group import (
+    TensorGroup,
+    as_sent,
+    as_summed,
+    fill_with_nothing,
+    unless_nothing,
+)
 from spindle_cli.runtime.backends.strict_backend import (
     STRICT,
     OperationQueue,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import NoRandomness
 from spindle_cli.verify.rounding import RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.operator_noise import OperatorNoise
 

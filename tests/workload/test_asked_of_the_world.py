@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
+from spindle_cli.analysis.outside import heard, noting_outside_reads
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.outside import heard, noting_outside_reads
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4

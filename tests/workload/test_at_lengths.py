@@ -17,7 +17,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.training.data.lengths import find_lengths
 from spindle_cli.training.data.reading import open_batches
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.workload.settings.types import Looking
 from spindle_cli.workload.types import Task, Workload
 
 

@@ -16,7 +16,7 @@ from helpers.anything import Anything
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
-from spindle_cli.training.item_draws import seed_of
+from spindle_cli.training.items import seed_of
 from spindle_cli.workload.types import Task
 
 

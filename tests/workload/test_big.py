@@ -15,7 +15,7 @@ from pathlib import Path
 started = time.process_time()
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.analysis.analyse import analyse
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 graph = analyse(load_abstract("workload.big:build").workload)
 json.dump({
     "seconds": time.process_time() - started,

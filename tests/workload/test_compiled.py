@@ -15,7 +15,7 @@ from helpers import toy_workload
 from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.whole.compiled import LayerCompiler, require_compiler
+from spindle_cli.operators.whole import LayerCompiler, require_compiler
 from spindle_cli.workload.file import TrainSettings
 
 

@@ -15,8 +15,8 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.analysis.pairs.recipe import make_recipe
 from spindle_cli.analysis.pairs.record import arguments_of, record
-from spindle_cli.analysis.rules.states import MixesError
-from spindle_cli.operators.contrastive import PairsOverShares, pairs_over_shares
+from spindle_cli.analysis.rules.types import MixesError
+from spindle_cli.operators.batch_dependent import PairsOverShares, pairs_over_shares
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.types import Task, Workload

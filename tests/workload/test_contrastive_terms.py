@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize
 from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.analysis.metaops.ops import op_module, share_module
-from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.operators.batch_dependent import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.workload.graph import TaskGraph, ValueSpec

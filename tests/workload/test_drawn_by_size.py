@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
-from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import NoRandomness
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import gradients_of, run_cut, run_plain

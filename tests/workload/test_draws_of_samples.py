@@ -12,7 +12,7 @@ import torch.distributions as distributions
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.workload.own_draws import draws_by_itself
+from spindle_cli.analysis.own_draws import draws_by_itself
 from spindle_cli.workload.types import Task, Workload
 from workload.shares import run_plain, run_shares
 

@@ -17,14 +17,13 @@ from helpers.feeds import feed_of
 from spindle_cli.analysis.evaluation import InOrder, StreamInOrder
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.training import epochs
+from spindle_cli.training import items
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.lengths import find_lengths
 from spindle_cli.training.data.reading import StreamBatches, require_epochs
 from spindle_cli.training.data.streams import look_at
-from spindle_cli.training.epochs import told_of
-from spindle_cli.training.item_draws import DrawsError
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.training.items import DrawsError, told_of
+from spindle_cli.workload.settings.types import Looking
 from spindle_cli.workload.types import Task, Workload
 
 SEED = 3
@@ -240,12 +239,12 @@ def test_a_thread_that_reads_ahead_into_the_next_epoch_changes_nothing(kind: typ
 
 def test_a_dataset_that_is_gone_is_forgotten() -> None:
     gc.collect()
-    before = len(epochs._last_told)
+    before = len(items._last_told)
     batches = Batches(task_of(Curriculum()), SEED)
-    assert len(epochs._last_told) == before + 1
+    assert len(items._last_told) == before + 1
     del batches
     gc.collect()
-    assert len(epochs._last_told) == before
+    assert len(items._last_told) == before
 
 
 def test_one_that_cannot_be_remembered_is_told_each_time() -> None:

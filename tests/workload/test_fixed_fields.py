@@ -13,7 +13,7 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
 from spindle_cli.analysis.fixed.marks import fix, rows_within, state_of_values
 from spindle_cli.analysis.metaops.ops import op_module
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task
 

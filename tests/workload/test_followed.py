@@ -18,7 +18,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.moving import Constrained, Following, move_towards
+from spindle_cli.workload.graph import Constrained, Following, move_towards
 from spindle_cli.workload.types import Constraint, Follows, Task, Workload
 
 WIDTH = 4

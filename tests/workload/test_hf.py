@@ -19,7 +19,7 @@ from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.tp_plans import plan_of
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.building.load import LoadedWorkload, load, load_abstract
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 from spindle_cli.workload.types import Workload
 
 from .shares import gradients_of, run_plain, run_shares

@@ -17,13 +17,7 @@ from helpers.anything import Anything
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import first_samples
-from spindle_cli.training.item_draws import (
-    DrawsError,
-    Generators,
-    SeededCalls,
-    generators_kept,
-    no_draws,
-)
+from spindle_cli.training.items import DrawsError, Generators, SeededCalls, generators_kept, no_draws
 from spindle_cli.workload.types import Task
 
 DRAWS: dict[str, Callable[[], float]] = {

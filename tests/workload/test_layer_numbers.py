@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
-from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 3

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.watched.watch import Watch
+from spindle_cli.training.watch import Watch
 from spindle_cli.workload.types import Task, Workload
 
 from . import settings_elsewhere

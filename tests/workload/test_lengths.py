@@ -14,7 +14,7 @@ from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.training.batches import Batches, SampleShapes
 from spindle_cli.training.data import lengths
 from spindle_cli.training.data.lengths import at_shapes, find_lengths, known_shapes
-from spindle_cli.workload.settings.data import FieldLengths, LoaderSettings, Looking, TaskLengths, TaskLoader
+from spindle_cli.workload.settings.types import FieldLengths, LoaderSettings, Looking, TaskLengths, TaskLoader
 from spindle_cli.workload.types import Task, Workload
 
 

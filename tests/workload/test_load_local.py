@@ -15,8 +15,7 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.localise import load_local, rebind
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import Births, load, load_abstract, parameters_born
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 
 from . import shapes_of_models
 

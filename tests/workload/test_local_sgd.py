@@ -13,7 +13,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.training.sampling import Schedule, Turns
 from spindle_cli.workload.building.load import as_on_an_island
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.local_sgd import LocalSgd, nearest_multiples
+from spindle_cli.workload.settings.types import LocalSgd, nearest_multiples
 
 TWO = {"islands": 2, "every": 4}
 

@@ -14,8 +14,7 @@ from helpers.analysed import analysed
 from helpers.torch_versions import broadcasts_variances
 from spindle_cli.analysis.losses.missing import count_present, missing_in_sum, sum_present
 from spindle_cli.analysis.unread import Unread
-from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, TaskGraph, WorkloadGraph
 
 from .counted_losses import CASES, SAMPLES, build
 from .shares import gradients_of, run_cut, run_plain

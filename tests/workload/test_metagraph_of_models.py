@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.naming import component_path, short_names
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
 from . import shapes_of_models

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
+from spindle_cli.analysis.rules.batch_norms import changes_buffers
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.workload.file import TrainSettings

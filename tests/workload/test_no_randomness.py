@@ -11,8 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spindle_cli.training.no_randomness import NoRandomness
-from spindle_cli.training.precision import constants_in
+from spindle_cli.training.precision import NoRandomness, constants_in
 
 aten = torch.ops.aten
 

@@ -21,8 +21,7 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.process.environment import without_ranks
-from spindle_cli.workload.building.load import build
-from spindle_cli.workload.building.source import Source
+from spindle_cli.workload.building.load import Source, build
 from spindle_cli.workload.one_process import show_one_process
 from spindle_cli.workload.types import Task, Workload
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.analysis.own_draws import OwnDraws, draw_from_the_run
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
-from spindle_cli.workload.own_draws import OwnDraws, draw_from_the_run
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

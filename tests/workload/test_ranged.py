@@ -14,9 +14,8 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import Births, load, parameters_born
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.initial.matching import OwnPart
-from spindle_cli.workload.parameters import ParameterTable
 
 from . import inits, shapes_of_models
 

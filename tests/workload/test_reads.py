@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spindle_cli.workload.reads import Reads
+from spindle_cli.workload.introspection import Reads
 
 
 def called(bound: int = 0) -> int:

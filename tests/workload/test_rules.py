@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.splitting.examine import Findings, examine
 from spindle_cli.analysis.tracing.observe import Observer
 

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.rules.states import Batch, Mixed
+from spindle_cli.analysis.rules.types import Batch, Mixed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 from workload.shares import run_plain, run_shares

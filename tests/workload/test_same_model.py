@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.training.batches import Batches
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 
 from . import shapes_of_models
 from .shares import gradients_of, run_plain, run_shares

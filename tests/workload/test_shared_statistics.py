@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.splitting.shared_statistics import shared_statistics
+from spindle_cli.analysis.rules.batch_norms import shared_statistics
 from spindle_cli.workload.types import Task, Workload
 
 

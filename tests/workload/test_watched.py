@@ -16,10 +16,9 @@ from torch.utils.data import Dataset, Subset
 
 from spindle_cli import Task, Workload
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.watched.setters import refuse_setters
-from spindle_cli.training.watched.watch import Watch
-from spindle_cli.workload.building.load import LoadedWorkload, load
-from spindle_cli.workload.building.source import named_function
+from spindle_cli.training.callbacks import refuse_setters
+from spindle_cli.training.watch import Watch
+from spindle_cli.workload.building.load import LoadedWorkload, load, named_function
 
 from . import watched_code
 from .watched_code import FACTORS, LIMITS, MODELS, Model

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.memory import written_by
 
 ONE, TWO, THREE = (torch.zeros(2) for _ in range(3))
 ATEN = torch.ops.aten

@@ -10,9 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.moving import Constrained, Following, move_towards
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import Constrained, Following, Op, ParameterTable, TaskGraph, move_towards
 from spindle_cli.workload.types import Constraint, Follows, Workload
 
 

@@ -21,6 +21,7 @@ from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.analysis.metaops.naming import component_path, short_names
 from spindle_cli.analysis.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.analysis.metaops.task import analyse_task
+from spindle_cli.analysis.outside import heard
 from spindle_cli.analysis.splitting.shared_state import refuse_shared_state
 from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.analysis.tracing.regions import Region
@@ -30,12 +31,10 @@ from spindle_cli.files.artifact import sha256_of
 from spindle_cli.training.data.lengths import varying_dims
 from spindle_cli.workload.building.attributes import values_kept
 from spindle_cli.workload.building.contents import GoesOneWayError
-from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.outside import heard
-from spindle_cli.workload.parameters import root_of
-from spindle_cli.workload.reads import OF_MODULES, Reads
+from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph, root_of
+from spindle_cli.workload.introspection import OF_MODULES, Reads
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.settings.data import Lengths, TaskLengths
+from spindle_cli.workload.settings.types import Lengths, TaskLengths
 from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

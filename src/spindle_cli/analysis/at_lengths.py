@@ -18,10 +18,10 @@ from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.analysis.metaops.ops import constants_of
 from spindle_cli.analysis.metaops.task import analyse_task
+from spindle_cli.analysis.outside import heard
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.items import generators_kept
 from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.outside import heard
 from spindle_cli.workload.types import Workload
 
 Shape = tuple[int, ...]  # of one sample

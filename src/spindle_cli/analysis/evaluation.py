@@ -29,11 +29,9 @@ from spindle_cli.analysis.splitting.shared_state import refuse_shared_state
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import collate, filled, num_samples
 from spindle_cli.training.data.streams import StreamPass
-from spindle_cli.training.epochs import Epochs
-from spindle_cli.training.item_draws import SeededCalls, generators_kept
+from spindle_cli.training.items import Epochs, SeededCalls, generators_kept
 from spindle_cli.workload.building.load import load_abstract
-from spindle_cli.workload.graph import MetaOp, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable, root_of
+from spindle_cli.workload.graph import MetaOp, ParameterTable, TaskGraph, ValueSpec, WorkloadGraph, root_of
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

@@ -29,13 +29,19 @@ from spindle_cli.analysis.tracing.regions import NAME, Region
 from spindle_cli.errors import SpindleError
 from spindle_cli.workload.building.derived import Derivations
 from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import Births, LoadedWorkload, build, drop, parameters_born
+from spindle_cli.workload.building.load import (
+    Births,
+    LoadedWorkload,
+    Source,
+    build,
+    drop,
+    parameters_born,
+    resolve,
+)
 from spindle_cli.workload.building.ranged import Ranged
-from spindle_cli.workload.building.source import Source, resolve
-from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph, root_of
 from spindle_cli.workload.initial.matching import InitialValues, OwnPart, OwnValues, fill_whole, find_initial
-from spindle_cli.workload.parameters import root_of
-from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, model_valida
 from torch import Tensor
 
 from spindle_cli.analysis.fixed.marks import values_of
-from spindle_cli.analysis.rules.states import Batch, Mixed, Reduced, Whole
+from spindle_cli.analysis.rules.types import Batch, Mixed, Reduced, Whole
 from spindle_cli.files.artifact import Artifact, Model
 
 T = TypeVar("T")

@@ -13,10 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.workload.building.attributes import Memories
-from spindle_cli.workload.building.contents import last_name
-from spindle_cli.workload.building.hooks import hooks_of_users
-from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT
-from spindle_cli.workload.reads import Reads
+from spindle_cli.workload.building.contents import hooks_of_users, last_name
+from spindle_cli.workload.introspection import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Reads
 
 # Code that names one of these may ask an object for any name that it makes.
 _BY_ANY_NAME = frozenset({"getattr", "vars", "__dict__"})

@@ -8,7 +8,7 @@ from spindle_cli.check.structure import names_and_ranges
 from spindle_cli.check.types import Violation
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.workload.settings.sampling import TaskShare, faults_of_sets
+from spindle_cli.workload.settings.types import TaskShare, faults_of_sets
 
 
 def sound(plan: Plan) -> Iterator[Violation]:

@@ -9,8 +9,7 @@ from spindle_cli.checkpoint.index import AVERAGE_KEY, Checkpoint, optimizer_keys
 from spindle_cli.errors import InputError
 from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.training.optimizing.optimizer import state_keys
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

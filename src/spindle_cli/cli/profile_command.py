@@ -60,7 +60,7 @@ def profile(
     """
     from spindle_cli.files.cluster import Cluster
     from spindle_cli.profile.profiling import ProfileOptions
-    from spindle_cli.workload.settings.data import Looking
+    from spindle_cli.workload.settings.types import Looking
 
     if merge or workload is None:
         others = (workload, estimate, cluster, device, nproc, precision, reuse, write_cluster, threads)

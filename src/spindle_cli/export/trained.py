@@ -12,8 +12,8 @@ from spindle_cli.checkpoint.files import StoredCheckpoint
 from spindle_cli.checkpoint.index import AVERAGE_KEY, COMMON_KEY, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.tensors import WholeTensors
 from spindle_cli.errors import InputError
+from spindle_cli.workload.graph import ParameterTable, root_of
 from spindle_cli.workload.initial.matching import InitialValues
-from spindle_cli.workload.parameters import ParameterTable, root_of
 
 
 class TrainedModel:

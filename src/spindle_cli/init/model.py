@@ -13,8 +13,13 @@ from torch import nn
 
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.init.types import ModelSource
-from spindle_cli.workload.building.load import Births, parameters_born
-from spindle_cli.workload.building.source import Wanted, named_function, settled_module_name
+from spindle_cli.workload.building.load import (
+    Births,
+    Wanted,
+    named_function,
+    parameters_born,
+    settled_module_name,
+)
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import Workload
 

@@ -14,10 +14,9 @@ from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.lifetime import lasting_imports
 from spindle_cli.program.evaluated import place_evaluated
-from spindle_cli.workload.building.source import locate
+from spindle_cli.workload.building.load import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
-from spindle_cli.workload.settings.local_sgd import LocalSgd
-from spindle_cli.workload.settings.sampling import SHARES_SLACK
+from spindle_cli.workload.settings.types import SHARES_SLACK, LocalSgd
 
 if TYPE_CHECKING:
     from spindle_cli.analysis.memo import AnalysisMemo
@@ -81,14 +80,14 @@ def find_workload(
     with lasting_imports():
         from spindle_cli.analysis.analyse import analyse_for_others
         from spindle_cli.analysis.evaluation import needs_of
-        from spindle_cli.operators.plan_splits import plan_splits
-        from spindle_cli.operators.whole.compiled import require_compiler
+        from spindle_cli.operators.tensor_parallel import plan_splits
+        from spindle_cli.operators.whole import require_compiler
+        from spindle_cli.training.callbacks import refuse_setters
         from spindle_cli.training.optimizing.groups import groups_of_graph, require_elementwise
         from spindle_cli.training.optimizing.schedules import TaskWeights, require_trainable
         from spindle_cli.training.sampling import sets_of, turns_of
-        from spindle_cli.training.watched.setters import refuse_setters
         from spindle_cli.workload.building.load import load_abstract
-        from spindle_cli.workload.parameters import ParameterTable
+        from spindle_cli.workload.graph import ParameterTable
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source, reads_initial=reads_initial)
@@ -237,7 +236,7 @@ def _often(shares: Mapping[tuple[str, ...], float]) -> str:
 
 def kept_by_device(workload: AnalysedWorkload) -> tuple[str, ...]:
     """Buffers that will not be those of one process, for people."""
-    from spindle_cli.analysis.splitting.shared_statistics import shared_statistics
+    from spindle_cli.analysis.rules.batch_norms import shared_statistics
 
     return shared_statistics(workload.graph)
 

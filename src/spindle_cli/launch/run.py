@@ -54,7 +54,7 @@ from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.units import format_bytes
-from spindle_cli.workload.settings.local_sgd import nearest_multiples
+from spindle_cli.workload.settings.types import nearest_multiples
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -135,7 +135,7 @@ def _take_over(stored: StoredCheckpoint, workload: AnalysedWorkload) -> tuple[st
 
 
 def _require_same_shapes(stored: StoredCheckpoint, carried: CarryOver, workload: AnalysedWorkload) -> None:
-    from spindle_cli.workload.parameters import ParameterTable
+    from spindle_cli.workload.graph import ParameterTable
 
     table = ParameterTable.of(workload.graph)
     saved = every_name(stored.checkpoint.tensors, stored.checkpoint.aliases)

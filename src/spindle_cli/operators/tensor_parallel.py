@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.analysis.unread import Unread
-from spindle_cli.errors import WorkloadError
+from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.operators.experts.exchange import SamplePart
 from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
 from spindle_cli.operators.experts.types import ExpertSplit
@@ -32,7 +32,8 @@ from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
-from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Workload
 
 # Dimension of a linear map's [out, in] weight that is split.
@@ -399,3 +400,63 @@ def _runs_again(task: TaskGraph, op: Op, layer: nn.Module) -> bool:
     except Exception:  # the user's code, which may not do without data
         return ran_again
     return ran_again
+
+
+@dataclass(frozen=True)
+class PlanSplits:
+    """The splits of all ops of slices with tp > 1: by index in `plan.every_slice` and op of the MetaOp."""
+
+    by_op: Mapping[tuple[int, int], LayerSplit]
+
+    def split_names(self, plan: Plan) -> dict[tuple[str, int], frozenset[str]]:
+        """(MetaOp, op of it) -> the dotted names of its parameters that some slice splits."""
+        names: dict[tuple[str, int], frozenset[str]] = {}
+        for (index, position), split in self.by_op.items():
+            key = (plan.every_slice[index].metaop, position)
+            names[key] = names.get(key, frozenset()) | frozenset(split.dims)
+        return names
+
+    def split_parameters(self, plan: Plan, graph: WorkloadGraph, table: ParameterTable) -> frozenset[str]:
+        """Canonical names of all parameters that some slice splits."""
+        return frozenset(
+            table.names[graph.by_name[metaop].task, dotted]
+            for (metaop, _), names in self.split_names(plan).items()
+            for dotted in names
+        )
+
+
+def plan_splits(plan: Plan, graph: WorkloadGraph, where: str, *, only_evaluated: bool = False) -> PlanSplits:
+    """How every slice's ops are split.
+
+    Args:
+        where: the plan's file, for messages.
+        only_evaluated: ops without a layer, on devices whose trained ops have a vocabulary split, need have
+            nothing to split: each device then computes all of them.
+
+    Raises:
+        InputError: the plan splits a layer that cannot be split so many ways.
+        WorkloadError: a tensor-parallel plan does not fit its layer.
+    """
+    splits: dict[tuple[int, int], LayerSplit] = {}
+    for index, slice_ in enumerate(plan.every_slice):
+        if slice_.tp == 1:
+            continue
+        metaop = graph.by_name[slice_.metaop]
+        task = graph.tasks[metaop.task]
+        for position in range(*slice_.ops):
+            op = task.ops[metaop.ops[position]]
+            split = layer_split(graph.workload, task, op, slice_.tp)
+            if split is None and only_evaluated and op.target is None:
+                split = LayerSplit(slice_.tp, {}, (), ())
+            if split is None:
+                raise _refusal(where, slice_, graph, task, op)
+            splits[index, position] = split
+    return PlanSplits(splits)
+
+
+def _refusal(where: str, slice_: Slice, graph: WorkloadGraph, task: TaskGraph, op: Op) -> InputError:
+    return InputError(
+        f"{where}: {slice_.label} is split {slice_.tp} ways by tensor parallelism, but its layers cannot be: "
+        f"{describe_ways(graph.workload, task, op)}",
+        hint="Give the layer's class a plan in Workload.tp_plans, or plan from a profile without tp > 1.",
+    )

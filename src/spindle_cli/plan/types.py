@@ -35,7 +35,7 @@ from spindle_cli.profile.types import (
     WorkloadRef,
 )
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
+from spindle_cli.workload.settings.types import TaskShare, require_told_apart
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"]
 # How gradients are summed: each matrix in its fastest way; all as they are; all that can, in one way.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
+from spindle_cli.analysis.rules.batch_norms import changes_buffers
 from spindle_cli.costs.beyond_curve import batch_sums_s
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
@@ -46,8 +46,7 @@ from spindle_cli.profile.types import (
 from spindle_cli.training.optimizing.groups import StateSizes, groups_of_graph, kept_per_param
 from spindle_cli.training.sampling import sampled_sets, turns_of
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import MetaOp, Op, ParameterTable, TaskGraph, ValueSpec, WorkloadGraph
 
 
 @dataclass(frozen=True)

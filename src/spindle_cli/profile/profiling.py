@@ -15,7 +15,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.heads.chunked import whole_losses
 from spindle_cli.operators.tensor_parallel import kept_whole
-from spindle_cli.operators.whole.compiled import require_compiler
+from spindle_cli.operators.whole import require_compiler
 from spindle_cli.process.devices import places_on_gpus, usable_cores
 from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
@@ -34,11 +34,11 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.points import MAX_OPS
 from spindle_cli.profile.types import Profile
+from spindle_cli.training.callbacks import refuse_setters
 from spindle_cli.training.optimizing.groups import groups_of_graph, stepped_whole
 from spindle_cli.training.optimizing.schedules import TaskWeights, require_trainable
-from spindle_cli.training.watched.setters import refuse_setters
 from spindle_cli.workload.file import TrainSettings, naming_the_file
-from spindle_cli.workload.settings.data import Looking
+from spindle_cli.workload.settings.types import Looking
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8

@@ -43,10 +43,9 @@ from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device as by_device
 from spindle_cli.profile.points import points_of_shares, require_known, require_own_ops, require_whole
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.settings.data import TaskLengths
-from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
-from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
-from spindle_cli.workload.settings.sampling import require_sound
+from spindle_cli.workload.settings.types import LocalSgd as LocalSgd
+from spindle_cli.workload.settings.types import TaskLengths, require_sound
+from spindle_cli.workload.settings.types import TaskShare as TaskShare
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph

@@ -12,7 +12,7 @@ from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
-from spindle_cli.operators.factors.capture import capture
+from spindle_cli.operators.factors import capture
 from spindle_cli.process.devices import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.averages import FollowingParameters
@@ -55,14 +55,14 @@ from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
 from spindle_cli.runtime.worker_context import WorkerContext
 from spindle_cli.training.callbacks import find_callbacks
-from spindle_cli.training.no_randomness import computing_as_asked
 from spindle_cli.training.optimizing.schedules import TaskWeights
 from spindle_cli.training.precision import (
     compute_convolutions_in_float32,
+    computing_as_asked,
     set_matmul_precision,
     widen_gradients,
 )
-from spindle_cli.training.watched.watch import Watch
+from spindle_cli.training.watch import Watch
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.step_values import StepValues

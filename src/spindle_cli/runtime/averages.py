@@ -19,7 +19,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.part.shards import Cut
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.moving import Following, move_towards
+from spindle_cli.workload.graph import Following, move_towards
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.training import Training
-from spindle_cli.workload.building.source import locate
+from spindle_cli.workload.building.load import locate
 
 
 class Trainer:

@@ -47,7 +47,7 @@ from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.training.watched.watch import Watch
+from spindle_cli.training.watch import Watch
 from spindle_cli.workload.step_values import StepValues
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
 """How a workload is trained, from the settings of its file: which samples a step reads (`batches.py`,
-`data/`), which tasks run in it (`sampling.py`), in which precision (`precision.py`), and how its parameters
-are updated (`optimizing/`).
+`items.py`, `data/`), which tasks run in it (`sampling.py`), in which precision (`precision.py`), and how its
+parameters are updated (`optimizing/`).
 """

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.epochs import Epochs
-from spindle_cli.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
+from spindle_cli.training.items import Epochs, SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.arguments import (
     arguments_of,
     as_text,
@@ -111,7 +110,7 @@ class Batches:
     """A task's batches, shuffled per epoch from the seed and independent of any plan.
 
     Every field of a sample comes from the same dataset item. What an item draws follows from the seed, the
-    task, the epoch and the sample, whoever reads it (item_draws.py). The samples that do not fill a last
+    task, the epoch and the sample, whoever reads it (items.py). The samples that do not fill a last
     batch are left out of their epoch (and are shuffled into the next).
     """
 
@@ -155,7 +154,7 @@ class Batches:
 
     @property
     def has_epochs(self) -> bool:
-        """Whether samples may be others in another epoch (training/epochs.py)."""
+        """Whether samples may be others in another epoch (training/items.py)."""
         return bool(self._epochs.told)
 
     @property

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.sampling import Draw, Every, Sampling, TaskShare
+from spindle_cli.workload.settings.types import Draw, Every, Sampling, TaskShare
 
 if TYPE_CHECKING:
     from spindle_cli.workload.types import FlowTask, Task

@@ -23,7 +23,7 @@ from spindle_cli.training.precision import in_numbers
 from spindle_cli.verify.stepping.arithmetic import Arithmetic
 from spindle_cli.workload.building.load import load_abstract
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.types import Workload
 
 Batch = Mapping[str, Tensor]

@@ -32,13 +32,13 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.training.data.reading import LoaderWorkers, first_samples, open_batches
-from spindle_cli.training.no_randomness import computing_as_asked
 from spindle_cli.training.precision import (
     compute_convolutions_in_float32,
+    computing_as_asked,
     convert_module,
     set_matmul_precision,
 )
-from spindle_cli.training.watched.watch import Watch
+from spindle_cli.training.watch import Watch
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
@@ -52,7 +52,7 @@ from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.data import Lengths
+from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.types import Constraint, FlowTask, Task, Workload

@@ -131,7 +131,7 @@ def captured_bytes(plan: Plan, buffer_bytes: int, *, averages: bool = False) -> 
 
 def buffer_bytes(graph: WorkloadGraph) -> int:
     """Return the bytes of all buffers that ops use."""
-    from spindle_cli.workload.parameters import ParameterTable
+    from spindle_cli.workload.graph import ParameterTable
 
     return sum(buffer.numel() * buffer.itemsize for buffer in ParameterTable.of(graph).buffers.values())
 

@@ -13,9 +13,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, require_known_keys
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.init_from import InitSources
-from spindle_cli.workload.settings.data import LoaderSettings
-from spindle_cli.workload.settings.local_sgd import LocalSgd, require_with_islands
-from spindle_cli.workload.settings.sampling import Sampling
+from spindle_cli.workload.settings.types import LoaderSettings, LocalSgd, Sampling, require_with_islands
 from spindle_cli.workload.settings.updates import (
     Average,
     Contract,

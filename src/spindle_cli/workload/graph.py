@@ -1,25 +1,115 @@
-"""A traced workload: operators, the values between them, and the MetaOps they contract into.
+"""A traced workload: operators, the values between them, and the MetaOps they contract into; its parameters
+and buffers, and what is done to these beside the optimizer's update.
 
 An `Op` is one operator with the glue around it, as a small `fx.GraphModule`-ready graph; a *value* is a
 tensor that one op hands to another. Everything here but the graphs themselves is plain data.
+
+Every distinct parameter and buffer has one canonical name, the user's own (`ParameterTable`): dotted, from
+the module that the names of a task's parameters start from. Bounds, and averages that move with others, name
+them so; a `Move` has the names of its task's module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import COMPILE_OPERATORS
+from spindle_cli.workload.types import FlowTask, Moment, Task
+
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
-    from spindle_cli.workload.moving import Constrained, Following, Move
-    from spindle_cli.workload.settings.data import TaskLengths
-    from spindle_cli.workload.types import FlowTask, Task, Workload
+    from spindle_cli.workload.settings.types import TaskLengths
+    from spindle_cli.workload.types import Workload
 
-COMPILE_OPERATORS = "operators are compiled by `compile: inductor` under `train` in the workload file"
+
+# The hint of refusals of what changes parameters in other ways.
+DECLARE = (
+    "Declare it in the workload instead, to be done by whoever holds the parameters: "
+    "follows=[Follows(teacher, student, decay)] for a moving average, with a function of the step for a "
+    "decay that changes, and 'before_forward' where forward begins with it; constraints=[Constraint("
+    "parameter, clamp=(low, high))] for bounds, with unit_norm=dim for vectors of length 1."
+)
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a forward makes of a parameter at its start: `slow` becomes `decay` times itself and the rest of
+    `fast`, both dotted names in its task's module. `place`: in the user's code.
+    """
+
+    slow: str
+    fast: str
+    decay: float
+    place: str | None
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """A trained parameter, by canonical name, that is changed after every update. See `Constraint`."""
+
+    name: str
+    clamp: tuple[float | None, float | None] | None
+    unit_norm: int | None
+
+    @property
+    def treats_elements_alone(self) -> bool:
+        """Whether a part of the parameter can be treated without the rest."""
+        return self.unit_norm is None
+
+    def apply(self, values: Tensor) -> None:
+        """Change values of the parameter: of all of it, or where elements are treated alone, of any."""
+        if self.clamp is not None:
+            values.clamp_(*self.clamp)
+        else:
+            assert self.unit_norm is not None, "a constraint says one of them"
+            values.copy_(nn.functional.normalize(values, dim=self.unit_norm))
+
+
+@dataclass(frozen=True)
+class Following:
+    """Parameters that are moving averages of trained ones. See `Follows`.
+
+    Attributes:
+        pairs: canonical names, of the average and of what it follows.
+        decay: by the step, counted from 0.
+        forwards_of: the task whose forward makes them by itself, at its start: once for each of its batches,
+            of which a step may have several; None: they are declared.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    decay: float | Callable[[int], float]
+    when: Moment
+    forwards_of: str | None = None
+
+    def decay_at(self, step: int) -> float:
+        """Return the decay in a step, counted from 0.
+
+        Raises:
+            WorkloadError: the workload's function gives no number from 0 to 1.
+        """
+        decay = self.decay(step) if callable(self.decay) else self.decay
+        number = decay.item() if isinstance(decay, Tensor) and decay.numel() == 1 else decay
+        if not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise WorkloadError(
+                f"follows: decay gave {decay!r:.80} for step {step}, expected a number from 0 to 1"
+            )
+        return float(number)
+
+
+def move_towards(slow: list[Tensor], fast: list[Tensor], decay: float) -> None:
+    """Give moving averages their next values, in place: `slow.mul_(decay).add_(fast, alpha=1 - decay)`."""
+    if slow:  # torch takes no empty lists
+        torch._foreach_mul_(slow, decay)
+        torch._foreach_add_(slow, fast, alpha=1 - decay)
 
 
 @dataclass(frozen=True)
@@ -358,3 +448,103 @@ def reached(first: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.No
 def made_of(nodes: Iterable[fx.Node]) -> dict[fx.Node, None]:
     """Return nodes and all that they are made of."""
     return reached(nodes, lambda node: node.all_input_nodes)
+
+
+@dataclass(frozen=True)
+class ParameterTable:
+    """Canonical names of parameters and buffers: '<first task that has it>.<dotted name in that task's
+    module>'.
+
+    Attributes:
+        parameters, buffers: canonical name -> tensor, each distinct tensor once, in the workload's order.
+        names: (task, dotted name) -> canonical name, for every name that a tensor has in any task.
+        users: canonical name -> (task, op index) of every op that uses it, in order. A parameter of glue can
+            belong to ops of several MetaOps: its gradient is the sum over all that are listed here.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    names: dict[tuple[str, str], str]
+    users: dict[str, tuple[tuple[str, int], ...]]
+
+    @classmethod
+    def of(cls, graph: WorkloadGraph) -> ParameterTable:
+        """Return the table of an analysed workload."""
+        return cls.of_tasks(graph.tasks)
+
+    @classmethod
+    def of_tasks(cls, tasks: Mapping[str, TaskGraph]) -> ParameterTable:
+        """Return the table of some traced tasks."""
+        canonical: dict[int, str] = {}
+        names: dict[tuple[str, str], str] = {}
+        parameters: dict[str, nn.Parameter] = {}
+        buffers: dict[str, Tensor] = {}
+        for task, root in ((task.task.name, task.root) for task in tasks.values()):
+            for name, tensor in _named_tensors(root):
+                first_name = canonical.setdefault(id(tensor), f"{task}.{name}")
+                names[task, name] = first_name
+                if isinstance(tensor, nn.Parameter):
+                    parameters.setdefault(first_name, tensor)
+                else:
+                    buffers.setdefault(first_name, tensor)
+        users: dict[str, list[tuple[str, int]]] = {name: [] for name in (*parameters, *buffers)}
+        for task_name, task_graph in tasks.items():
+            for op in task_graph.ops:
+                for name in (*op.parameters, *op.buffers):
+                    users[names[task_name, name]].append((task_name, op.index))
+        return cls(parameters, buffers, names, {name: tuple(used) for name, used in users.items()})
+
+    @property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Canonical name -> the other names of the same tensor; of those that have others."""
+        aliases: dict[str, dict[str, None]] = {}
+        for (task, dotted), canonical in self.names.items():
+            if (name := f"{task}.{dotted}") != canonical:
+                aliases.setdefault(canonical, {})[name] = None
+        return {canonical: tuple(names) for canonical, names in aliases.items()}
+
+    def of_op(self, task: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Canonical names for an op's `parameters` or `buffers`."""
+        return tuple(self.names[task, name] for name in names)
+
+    def is_trainable(self, name: str) -> bool:
+        """Whether a parameter takes a gradient."""
+        return self.parameters[name].requires_grad
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a parameter or buffer."""
+        return self.parameters[name] if name in self.parameters else self.buffers[name]
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a parameter or buffer."""
+        tensor = self.tensor(name)
+        return tensor.numel() * tensor.element_size()
+
+
+def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from root.named_parameters(remove_duplicate=False)
+    yield from root.named_buffers(remove_duplicate=False)
+
+
+def root_of(task: Task | FlowTask) -> nn.Module:
+    """Return a task's module; for a `FlowTask`, one that holds all of its modules."""
+    if isinstance(task, Task):
+        return task.module
+    root = nn.Module()
+    for module, name in flow_modules(task).items():
+        root.add_module(name, module)
+    return root
+
+
+def flow_modules(task: FlowTask) -> dict[nn.Module, str]:
+    """Each module once, in the order in which the flows name them: 'vision', 'vision_2', ..."""
+    names: dict[nn.Module, str] = {}
+    for flow in task.flows:
+        for end in (flow.producer, flow.consumer):
+            if isinstance(end, nn.Module) and end not in names:
+                base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(end).__name__).lower()
+                taken = sum(
+                    name == base or re.fullmatch(rf"{base}_\d+", name) is not None for name in names.values()
+                )
+                names[end] = base if taken == 0 else f"{base}_{taken + 1}"
+    return names

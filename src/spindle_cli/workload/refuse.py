@@ -27,6 +27,9 @@ _HOOKS = ("__torch_function__", "__torch_dispatch__")
 _STAND_INS: set[CodeType] = set()
 # Where an analysis begins: what has called it is no part of the model.
 _ENTRY = str(_PACKAGE / "analysis" / "analyse.py")
+# What torch says of a compiled function that is traced.
+_OF_DYNAMO = "symbolically trace a dynamo-optimized function"
+COMPILE_OPERATORS = "operators are compiled by `compile: inductor` under `train` in the workload file"
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -51,6 +54,21 @@ def sparse_gradient(task: str, parameter: str) -> WorkloadError:
         "dense",
         hint="Leave sparse=True out: SGD and Adagrad do the same with dense gradients. `spindle plan` has "
         "the rows that a batch uses summed alone where that is faster.",
+    )
+
+
+def refuse_compiled(task: str, error: Exception) -> WorkloadError | None:
+    """Return the refusal of a forward that calls what torch.compile has made of a function; None for what
+    else a trace has met.
+    """
+    if _OF_DYNAMO not in str(error):
+        return None
+    return refusal(
+        task,
+        "forward calls what torch.compile has made of a function, which a trace cannot follow",
+        place_of_error(error),
+        f"Call the function itself; {COMPILE_OPERATORS}. Or compile it in the workload's own file, or where "
+        "the workload is built: there torch.compile is left out by itself.",
     )
 
 

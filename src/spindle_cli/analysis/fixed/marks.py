@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, State
 from spindle_cli.analysis.rules.tape import tensors_in
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, State
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import ValueSpec

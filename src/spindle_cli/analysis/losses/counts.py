@@ -10,11 +10,11 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.losses.expressions import Attribute, Copy, Count, Expression, Writer, parts_of
 from spindle_cli.analysis.losses.forms import Form, Kind, NotKnownError
+from spindle_cli.analysis.own_draws import draws_random_numbers
 from spindle_cli.analysis.tracing.inplace import changed_in_place
 from spindle_cli.analysis.tracing.questions import ask, can_answer, question_of
 from spindle_cli.analysis.tracing.shapes import Shapes
 from spindle_cli.workload.graph import LossShares, reached
-from spindle_cli.workload.own_draws import draws_random_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

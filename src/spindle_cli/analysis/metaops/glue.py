@@ -23,8 +23,9 @@ from spindle_cli.analysis.losses.forms import NotKnownError
 from spindle_cli.analysis.losses.operations import ARITHMETIC
 from spindle_cli.analysis.losses.reduction import LossPart, find_part, find_part_of_whole
 from spindle_cli.analysis.metaops.sharing import AtHand
+from spindle_cli.analysis.own_draws import draws_random_numbers
 from spindle_cli.analysis.rules.batch_norms import has_other_norms, shared_norms
-from spindle_cli.analysis.rules.states import Batch, Whole
+from spindle_cli.analysis.rules.types import Batch, Whole
 from spindle_cli.analysis.splitting.coupling import (
     BATCH_NORM,
     MIXES_BEFORE,
@@ -45,7 +46,6 @@ from spindle_cli.analysis.tracing.questions import question_of
 from spindle_cli.analysis.tracing.regions import Region
 from spindle_cli.analysis.tracing.shapes import is_projection
 from spindle_cli.workload.graph import reached
-from spindle_cli.workload.own_draws import draws_random_numbers
 from spindle_cli.workload.types import Workload
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from spindle_cli.analysis.pairs.op_split import BOTH_WAYS, NO_SUM, Along, OpSplit, broadcast, joined
-from spindle_cli.analysis.rules.states import UNUSED, Batch, MixesError, Pairs, Part
 from spindle_cli.analysis.rules.tape import Call, Operand
+from spindle_cli.analysis.rules.types import UNUSED, Batch, MixesError, Pairs, Part
 from spindle_cli.analysis.rules.views import positive
 
 _SOME = "it takes some of the pairs alone"

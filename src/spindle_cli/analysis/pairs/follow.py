@@ -11,10 +11,10 @@ from torch import Tensor
 
 from spindle_cli.analysis.pairs.op_split import OpSplit, have_all_samples
 from spindle_cli.analysis.pairs.rules import split_of
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part, State
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Tape, tensors_in
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Pairs, Part, State
 from spindle_cli.analysis.splitting.follow import Follower, UnlikeError, check_shapes
-from spindle_cli.workload.building.writes import memory_of
+from spindle_cli.workload.building.memory import memory_of
 
 
 @dataclass(frozen=True)

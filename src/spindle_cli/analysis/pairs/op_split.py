@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, Pairs, State
 from spindle_cli.analysis.rules.tape import Call, Operand
+from spindle_cli.analysis.rules.types import WHOLE, Batch, MixesError, Pairs, State
 
 NO_ROW = "it compares what is no single row for each sample"
 BOTH_WAYS = "it works along rows of pairs that are cut along their columns"

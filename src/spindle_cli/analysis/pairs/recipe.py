@@ -17,8 +17,8 @@ from spindle_cli.analysis.pairs.follow import Numbered, Recording, Step
 from spindle_cli.analysis.pairs.op_split import BOTH_WAYS, Along
 from spindle_cli.analysis.pairs.record import arguments_of, record_share
 from spindle_cli.analysis.pairs.rules import ADDS
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Pairs, Part
 from spindle_cli.analysis.rules.tape import Varying
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Pairs, Part
 from spindle_cli.workload.graph import Op, TaskGraph
 
 OWN = -1  # the share's rows, or all of what has no samples

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.analysis.pairs.follow import Argument, PairsFollower, Recording
-from spindle_cli.analysis.rules.states import Mixed, MixesError
 from spindle_cli.analysis.rules.tape import Tape
+from spindle_cli.analysis.rules.types import Mixed, MixesError
 from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
 from spindle_cli.analysis.tracing.observe import failures_unlogged
 from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching

@@ -25,9 +25,9 @@ from spindle_cli.analysis.pairs.op_split import (
     joined,
     sample_dims,
 )
-from spindle_cli.analysis.rules.states import WHOLE, Mixed, MixesError, Pairs, Part, Reduced, State
 from spindle_cli.analysis.rules.table import is_pointwise, states_of
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.types import WHOLE, Mixed, MixesError, Pairs, Part, Reduced, State
 from spindle_cli.analysis.rules.views import positive
 
 Rule = Callable[[Call], OpSplit]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call, Operand
+from spindle_cli.analysis.rules.types import WHOLE, Batch, MixesError, Reduced, State
 
 Shapes = tuple[tuple[int, ...], ...]
 DIFFERENT = "it puts together entries of different samples"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spindle_cli.analysis.rules.states import Batch, MixesError, State
 from spindle_cli.analysis.rules.tape import Call, Varying
+from spindle_cli.analysis.rules.types import Batch, MixesError, State
 
 Rule = Callable[[Call], list[State]]
 _NO_MULTIPLE = "it makes a tensor by the batch's size that is no row for each sample"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spindle_cli.analysis.rules.align import aligned, joined, labelled
-from spindle_cli.analysis.rules.states import UNUSED, WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, Reduced, State
 
 Rule = Callable[[Call], list[State]]
 NORMALISES = "it normalises over the batch"

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from spindle_cli.analysis.rules.align import aligned, joined
-from spindle_cli.analysis.rules.states import UNUSED, WHOLE, Batch, MixesError, State
 from spindle_cli.analysis.rules.tape import Call, Operand
+from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, State
 from spindle_cli.analysis.rules.views import positive
 
 Rule = Callable[[Call], list[State]]

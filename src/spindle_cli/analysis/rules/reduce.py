@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from spindle_cli.analysis.rules.align import aligned, joined
-from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.types import WHOLE, Batch, MixesError, Reduced, State
 from spindle_cli.analysis.rules.views import positive
 
 Rule = Callable[[Call], list[State]]

@@ -12,8 +12,8 @@ import torch
 
 from spindle_cli.analysis.rules import make, maps, pick, reduce, transforms, views
 from spindle_cli.analysis.rules.align import broadcast
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State
 from spindle_cli.analysis.rules.tape import Call
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Reduced, State
 
 Rule = Callable[[Call], list[State]]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.analysis.rules.states import WHOLE, State
+from spindle_cli.analysis.rules.types import WHOLE, State
 from spindle_cli.workload.refuse import place_inside
 
 

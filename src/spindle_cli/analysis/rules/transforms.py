@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from spindle_cli.analysis.rules.align import aligned, broadcast, joined
-from spindle_cli.analysis.rules.states import UNUSED, WHOLE, Batch, MixesError, State
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, State
 from spindle_cli.analysis.rules.views import positive
 
 Rule = Callable[[Call], list[State]]

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from spindle_cli.analysis.rules.align import joined
-from spindle_cli.analysis.rules.states import WHOLE, Batch, MixesError, State
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
+from spindle_cli.analysis.rules.types import WHOLE, Batch, MixesError, State
 
 Rule = Callable[[Call], list[State]]
 _OTHER_ROWS = "it takes some of the batch's samples, or puts them into another order"

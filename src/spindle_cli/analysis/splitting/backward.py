@@ -17,8 +17,8 @@ from torch.autograd.function import BackwardCFunction
 
 from spindle_cli.analysis.fixed.refusal import reads_values
 from spindle_cli.analysis.rules.remembered import Remembering
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.splitting.follow import Follower
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.unread import Unread

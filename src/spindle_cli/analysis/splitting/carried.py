@@ -22,8 +22,8 @@ from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
 from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown, unknown_inside
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
-from spindle_cli.workload.building.writes import is_by_shape, memory_of, overwritten_by, written_by
-from spindle_cli.workload.fields import OF_TORCH
+from spindle_cli.workload.building.memory import is_by_shape, memory_of, overwritten_by, written_by
+from spindle_cli.workload.introspection import OF_TORCH
 
 SOMETHING = "what it keeps"  # of which no name is known
 

@@ -15,10 +15,12 @@ from torch.utils import _pytree as pytree
 from spindle_cli.analysis.fixed.marks import is_fixed, state_of_values
 from spindle_cli.analysis.fixed.refusal import reads_values
 from spindle_cli.analysis.memo import FindingsRecord, StateRecord, packed, unpacked
+from spindle_cli.analysis.outside import noting_outside_reads
+from spindle_cli.analysis.own_draws import OwnDraws
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics, statistics_of
 from spindle_cli.analysis.rules.remembered import Remembering
-from spindle_cli.analysis.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.rules.tape import Tape, tensors_in
+from spindle_cli.analysis.rules.types import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.splitting.backward import Backward, why_coupled_backwards
 from spindle_cli.analysis.splitting.carried import Carried, Left, goes_into, is_no_matter, lasting
 from spindle_cli.analysis.splitting.follow import Follower, check_shapes
@@ -26,9 +28,7 @@ from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
-from spindle_cli.workload.building.writes import memory_of, written_by
-from spindle_cli.workload.outside import noting_outside_reads
-from spindle_cli.workload.own_draws import OwnDraws
+from spindle_cli.workload.building.memory import memory_of, written_by
 from spindle_cli.workload.refuse import place_of_error
 
 _STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from spindle_cli.analysis.fixed.marks import rows_within, state_of_values, values_of
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.rules.table import states_of
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Varying, tensors_in
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.splitting.loops import Loops, UnlikeLoopError
-from spindle_cli.workload.building.writes import memory_of
+from spindle_cli.workload.building.memory import memory_of
 
 _OTHER_OPERATIONS = "its operations are others for another size of the batch"
 

@@ -17,15 +17,15 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.fixed import marks
 from spindle_cli.analysis.fixed.marks import rows_for
+from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import key_of, portable
+from spindle_cli.analysis.own_draws import draws_by_itself, draws_random_numbers, generators_kept
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
 from spindle_cli.analysis.splitting.samples import Verdicts
 from spindle_cli.analysis.tracing.behaviour import Kinds, name_of
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.analysis.tracing.shapes import BatchDim, Shapes, growth
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.building.layer_numbers import Findings
-from spindle_cli.workload.own_draws import draws_by_itself, draws_random_numbers, generators_kept
 
 _TOGETHER, *_PARTS = 5, 1, 4  # samples: all together, then in two parts
 _COUNTS = (_TOGETHER, *_PARTS)

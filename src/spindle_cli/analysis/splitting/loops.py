@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, State
 from spindle_cli.analysis.rules.tape import Entry, tensors_in
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, State
 from spindle_cli.analysis.rules.views import positive
 
 _DIVIDES = frozenset({"split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind"})

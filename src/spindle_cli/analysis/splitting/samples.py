@@ -16,13 +16,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.fixed.marks import describe, is_fixed, rows_for
+from spindle_cli.analysis.layer_numbers import Findings as OfCalls
 from spindle_cli.analysis.memo import FindingsRecord, key_of, portable
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.splitting.examine import Findings, Inputs, empty_like, examine
 from spindle_cli.analysis.tracing.behaviour import Kinds, name_of
 from spindle_cli.analysis.tracing.observe import Observer, again
 from spindle_cli.analysis.tracing.shapes import Shapes, growth, leaves_of
-from spindle_cli.workload.building.layer_numbers import Findings as OfCalls
 
 # Sizes of the batch to run with: without a common divisor, and none that models have for widths.
 _TRIED = (3, 5)

@@ -17,8 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.analysis.splitting.carried import SOMETHING
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph
 from spindle_cli.workload.refuse import refusal
 
 _OF_ITS_OWN = (

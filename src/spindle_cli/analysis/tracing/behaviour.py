@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from spindle_cli.analysis.layer_numbers import is_number
 from spindle_cli.analysis.memo import HERE
-from spindle_cli.workload.building.layer_numbers import is_number
-from spindle_cli.workload.building.source import settled_module_name
-from spindle_cli.workload.fields import fields_of
+from spindle_cli.workload.building.load import settled_module_name
+from spindle_cli.workload.introspection import fields_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others

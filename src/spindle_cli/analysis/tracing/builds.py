@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spindle_cli.analysis.tracing.behaviour import is_filled
 from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.workload.building.attributes import is_of_users_code
-from spindle_cli.workload.fields import fields_of
+from spindle_cli.workload.introspection import fields_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, slice)
 _OF_PYTHON = (types.BuiltinFunctionType, types.ModuleType, type(torch.Tensor.add))

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import is_fake
 
+from spindle_cli.analysis.outside import OutsideReads
+from spindle_cli.analysis.own_draws import draws_by_itself
 from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.analysis.tracing.proxies.counters import (
     OF_OPERATOR,
@@ -31,8 +33,6 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.building.contents import Leftover, last_name
 from spindle_cli.workload.graph import CONSTANT
-from spindle_cli.workload.outside import OutsideReads
-from spindle_cli.workload.own_draws import draws_by_itself
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.step_values import asks_no_values
 from spindle_cli.workload.types import Task

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.analysis.autocast import AutocastSeen
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
+from spindle_cli.analysis.outside import place_of_chance
+from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
 from spindle_cli.analysis.reading import Reader
 from spindle_cli.analysis.tracing.modes import MODE
 from spindle_cli.analysis.tracing.moves import Moves
@@ -28,13 +30,10 @@ from spindle_cli.analysis.tracing.proxies.counters import SetsPlainError, Unknow
 from spindle_cli.analysis.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.analysis.tracing.proxies.scratch import Scratch
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.hooks import give_hooks, hooks_of
-from spindle_cli.workload.building.writes import is_new, written_by
-from spindle_cli.workload.fields import OF_TORCH
-from spindle_cli.workload.graph import CONSTANT
-from spindle_cli.workload.moving import DECLARE
-from spindle_cli.workload.outside import place_of_chance
-from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
+from spindle_cli.workload.building.contents import give_hooks, hooks_of
+from spindle_cli.workload.building.memory import is_new, written_by
+from spindle_cli.workload.graph import CONSTANT, DECLARE
+from spindle_cli.workload.introspection import OF_TORCH
 from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.parameters import flow_modules, root_of
+from spindle_cli.workload.graph import flow_modules, root_of
 from spindle_cli.workload.types import Flow, FlowTask
 
 

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.graph import DECLARE
 from spindle_cli.workload.refuse import refusal
 
 # Of Python's operators, those that change their first argument; `and_` and its like are only called so as

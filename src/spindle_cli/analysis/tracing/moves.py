@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.building.writes import is_by_shape, written_by
-from spindle_cli.workload.moving import DECLARE, Move
+from spindle_cli.workload.building.memory import is_by_shape, written_by
+from spindle_cli.workload.graph import DECLARE, Move
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 # By how much the numbers of an average may miss 1 together: 0.999 and 0.001 as they are rounded.

@@ -28,7 +28,10 @@ from spindle_cli.analysis.fixed.refusal import (
     reading,
     reads_values,
 )
+from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import AnalysisMemo, key_of, packed, portable, unpacked
+from spindle_cli.analysis.outside import noting_outside_reads
+from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
 from spindle_cli.analysis.rules.remembered import Remembering, new_fake
 from spindle_cli.analysis.tracing.behaviour import Kinds
@@ -54,16 +57,11 @@ from spindle_cli.workload.building.attributes import (
     watching,
 )
 from spindle_cli.workload.building.contents import Leftover
-from spindle_cli.workload.building.handed_out import handed_out
-from spindle_cli.workload.building.layer_numbers import Findings
-from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled
-from spindle_cli.workload.building.writes import NotingWrites, RefusingWrites
-from spindle_cli.workload.fields import fields_of
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.building.memory import NotingWrites, RefusingWrites, handed_out
+from spindle_cli.workload.graph import DECLARE
+from spindle_cli.workload.introspection import fields_of
 from spindle_cli.workload.one_process import collective_of_error, refuse_call
-from spindle_cli.workload.outside import noting_outside_reads
-from spindle_cli.workload.own_draws import DRAW_WITH_TORCH, PythonDraws
-from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
+from spindle_cli.workload.refuse import place_inside, place_of_error, refusal, refuse_compiled
 
 # What torch.fx says of the lists and dicts among a node's arguments.
 _IMMUTABLE = re.compile("immutable_(list|dict)'? object does not support mutation")
@@ -561,8 +559,8 @@ class Run(fx.Interpreter):
         what = self._called(node)
         if (collective := collective_of_error(error)) is not None:
             refuse_call(collective, place_of_error(error))
-        if is_of_compiled(error):
-            return refusal(self._task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
+        if (of_compiled := refuse_compiled(self._task, error)) is not None:
+            return of_compiled
         if (refused := self._refusal_of_deed(what, node, error)) is not None:
             return refused
         place = place_of_error(error) or node.meta.get("place")

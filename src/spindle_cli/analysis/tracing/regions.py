@@ -42,7 +42,7 @@ from spindle_cli.analysis.tracing.parts import (
 from spindle_cli.analysis.tracing.proxies.selecting import Selected
 from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.fields import fields_of
+from spindle_cli.workload.introspection import fields_of
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 
 # How the attributes of a task's module begin that hold its regions; they are none of its parts.

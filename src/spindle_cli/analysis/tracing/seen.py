@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from spindle_cli.analysis.fixed.marks import is_fixed
 from spindle_cli.analysis.tracing.shapes import leaves_of, records_kept, show_records
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
-from spindle_cli.workload.building.hooks import all_hooks_put_back
-from spindle_cli.workload.building.writes import NotingWrites
+from spindle_cli.workload.building.contents import all_hooks_put_back
+from spindle_cli.workload.building.memory import NotingWrites
 
 # Batches that are tried: of other samples each, in another order.
 _TRIED = 3

@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
+from spindle_cli.analysis.outside import noting_outside_reads
+from spindle_cli.analysis.own_draws import unseeded
 from spindle_cli.analysis.tracing.earlier import (
     refuse_earlier,
     refuse_outside,
@@ -44,21 +46,17 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.training.wide import MadeInFloat64, forget_equal_twins
 from spindle_cli.workload.arguments import arguments_of
 from spindle_cli.workload.building.attributes import Changes, Memories
-from spindle_cli.workload.building.contents import last_name
-from spindle_cli.workload.building.hooks import hooks_of_forward_left_alone
-from spindle_cli.workload.building.uncompiled import CALLS_COMPILED, LEAVE_OUT, is_of_compiled
+from spindle_cli.workload.building.contents import hooks_of_forward_left_alone, last_name
+from spindle_cli.workload.graph import DECLARE, Move, reached
 from spindle_cli.workload.graph import made_of as nodes_behind
-from spindle_cli.workload.graph import reached
-from spindle_cli.workload.moving import DECLARE, Move
+from spindle_cli.workload.introspection import Reads
 from spindle_cli.workload.one_process import collective_of_error, is_of_distributed, refuse_call
-from spindle_cli.workload.outside import noting_outside_reads
-from spindle_cli.workload.own_draws import unseeded
-from spindle_cli.workload.reads import Reads
 from spindle_cli.workload.refuse import (
     frames_of_error,
     place_of_caller,
     place_of_error,
     refusal,
+    refuse_compiled,
 )
 from spindle_cli.workload.types import Task, Workload
 
@@ -380,8 +378,8 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     if re.search(rf"\b(not|got) {Unknown.__name__}\b", text):  # torch looks at its class, and asks it nothing
         what = "forward sets an attribute between operators and reads what an earlier one has left there"
         return refusal(task, what, place_of_error(error), DECLARED)
-    if is_of_compiled(error):
-        return refusal(task, CALLS_COMPILED, place_of_error(error), LEAVE_OUT)
+    if (of_compiled := refuse_compiled(task, error)) is not None:
+        return of_compiled
     if isinstance(error, NameError) and "parameter is not a member" in text:
         what = (
             "forward computes with a parameter of a layer that is no part of the model (in an object, a "

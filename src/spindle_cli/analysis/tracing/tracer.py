@@ -51,9 +51,8 @@ from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.wide import l1_loss_weight
 from spindle_cli.workload.arguments import call_forward
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.graph import DECLARE, root_of
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
-from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.refuse import (
     frames_of_caller,
     place_of_caller,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.splitting.examine import Inputs, examine
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.operators.heads.region import NotInPartsError, Region

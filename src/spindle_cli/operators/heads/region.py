@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.fixed.marks import without_values
+from spindle_cli.analysis.own_draws import draws_random_numbers
 from spindle_cli.analysis.rules.remembered import Remembering, fake_mode
 from spindle_cli.analysis.tracing.inplace import changed_in_place
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.graph import ValueSpec, made_of, reached
-from spindle_cli.workload.own_draws import draws_random_numbers
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

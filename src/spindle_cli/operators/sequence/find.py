@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.rules.states import Batch, Mixed, State, Whole
 from spindle_cli.analysis.rules.tape import Entry, tensors_in
+from spindle_cli.analysis.rules.types import Batch, Mixed, State, Whole
 from spindle_cli.analysis.splitting.follow import Follower
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.operators.sequence.around import as_they_are, parameters_beside

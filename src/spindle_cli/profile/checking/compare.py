@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
 from spindle_cli.analysis.metaops.ops import op_module, share_module
-from spindle_cli.operators.batch_norm import over_shares
-from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.analysis.own_draws import Drawn, FromTheRun
+from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.vocabulary import VocabularyShard
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
@@ -24,9 +24,8 @@ from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
-from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import NoRandomness
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.own_draws import Drawn, FromTheRun
 from spindle_cli.workload.refuse import sparse_gradient
 
 # By the coarsest numbers that an op computes in: above what rounding does, below what a wrong rule does.

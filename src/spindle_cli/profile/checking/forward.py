@@ -13,7 +13,7 @@ from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
-from spindle_cli.training.no_randomness import NoRandomness
+from spindle_cli.training.precision import NoRandomness
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.building.contents import last_name

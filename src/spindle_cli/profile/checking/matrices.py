@@ -18,15 +18,14 @@ from torch.nn import functional
 from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.costs.parameters import MatrixGradient
-from spindle_cli.operators.factors.capture import Capturing
+from spindle_cli.operators.factors import Capturing
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import Matrix
 from spindle_cli.profile.op.counting import OpTensors, with_state, with_tensors
 from spindle_cli.profile.op.tensor_parallel import tensors_of
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph, WorkloadGraph
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,14 +27,11 @@ from spindle_cli.profile.checking.forward import compare_with_forward, refuse_re
 from spindle_cli.profile.checking.values import Values, choose_samples, made_real, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.training.data.lengths import first_batch
-from spindle_cli.training.no_randomness import NoRandomness
-from spindle_cli.training.precision import constants_in, dtype_in
+from spindle_cli.training.precision import NoRandomness, constants_in, dtype_in
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
-from spindle_cli.workload.building.handed_out import handed_out
-from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.building.memory import RefusingWrites, handed_out
+from spindle_cli.workload.graph import DECLARE, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.refuse import place_inside, place_of_error, refusal
 from spindle_cli.workload.refuse import place_of as place_of_code
 from spindle_cli.workload.types import FlowTask

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.training.data.lengths import first_batch
-from spindle_cli.training.item_draws import seed_of
+from spindle_cli.training.items import seed_of
 from spindle_cli.training.precision import convert_constants, dtype_in
 from spindle_cli.training.wide import constants_of_modules
 from spindle_cli.workload.building.attributes import Before, hold_parameter, tensors_kept

@@ -56,7 +56,7 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.streams import is_stream
-from spindle_cli.training.item_draws import DrawsError
+from spindle_cli.training.items import DrawsError
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Samples of a task that are read at least, and about as many seconds of reading its batch again and again.

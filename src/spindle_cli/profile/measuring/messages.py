@@ -11,7 +11,7 @@ from spindle_cli.profile.op.jobs import Job, OpRef
 from spindle_cli.profile.op.split_runs import SplitSums
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import MeasuredLink, ShareMemory
-from spindle_cli.workload.settings.data import TaskLengths
+from spindle_cli.workload.settings.types import TaskLengths
 
 
 @dataclass(frozen=True)

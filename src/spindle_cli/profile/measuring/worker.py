@@ -23,12 +23,10 @@ import torch
 from torch import nn
 
 from spindle_cli.errors import SpindleError
-from spindle_cli.operators.batch_norm import over_shares
-from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
-from spindle_cli.operators.whole.compiled import LayerCompiler
-from spindle_cli.operators.whole.selective import selective_checkpoint
+from spindle_cli.operators.whole import LayerCompiler, selective_checkpoint
 from spindle_cli.process.devices import gpu_of, keep_freed_memory
 from spindle_cli.profile.machine.link_speed import measure_link
 from spindle_cli.profile.measuring.messages import (

@@ -23,11 +23,10 @@ from spindle_cli.analysis.fixed.marks import without_values
 from spindle_cli.analysis.rules.remembered import Remembering, fake_mode
 from spindle_cli.analysis.rules.tape import tensors_in
 from spindle_cli.analysis.unread import Unread
-from spindle_cli.operators.batch_norm import summing_over
-from spindle_cli.operators.contrastive import named_in, pairs_over_shares
+from spindle_cli.operators.batch_dependent import named_in, pairs_over_shares, summing_over
 from spindle_cli.operators.heads.chunked import gradients_later, sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.operators.whole.selective import is_kept
+from spindle_cli.operators.whole import is_kept
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
@@ -35,7 +34,7 @@ from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
 from spindle_cli.training.data.lengths import first_batch
 from spindle_cli.workload.building.attributes import watching
-from spindle_cli.workload.building.writes import dense_parts
+from spindle_cli.workload.building.memory import dense_parts
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 
@@ -75,7 +74,7 @@ class Work:
     `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
     in how many chunks its loss is computed, whose gradients are made in the forward pass, but in float16.
     `again`: of the forward kernels, those that run once more where the op is recomputed but for what takes
-    longest (`operators/whole/selective.py`).
+    longest (`operators/whole.py`).
     """
 
     forward: tuple[Kernel, ...]

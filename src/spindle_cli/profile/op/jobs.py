@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from spindle_cli.analysis.splitting.shared_statistics import changes_buffers
+from spindle_cli.analysis.rules.batch_norms import changes_buffers
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.fit import choose_measured

@@ -18,7 +18,7 @@ from spindle_cli.profile.types import ShareMemory
 from spindle_cli.training.precision import gradient_dtype
 from spindle_cli.units import MS
 from spindle_cli.workload.building.attributes import Memories
-from spindle_cli.workload.building.writes import dense_parts, memory_of
+from spindle_cli.workload.building.memory import dense_parts, memory_of
 
 
 def copy_of(module: nn.Module) -> nn.Module:

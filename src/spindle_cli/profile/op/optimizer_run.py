@@ -15,8 +15,7 @@ from spindle_cli.training.optimizing.groups import groups_of_graph
 from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.units import MIB
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 # More than fits any cache; with gradients and state several times that.

@@ -20,7 +20,7 @@ from spindle_cli.workload.building.attributes import hold_parameter
 from spindle_cli.workload.building.load import LoadedWorkload, load_abstract
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.settings.data import Looking, TaskLengths
+from spindle_cli.workload.settings.types import Looking, TaskLengths
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.types import OptimizerBytes
 from spindle_cli.training.optimizing.groups import StateSizes
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.parameter_bytes import TiedParameters
-from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import MetaOp, Op, ParameterTable, TaskGraph, WorkloadGraph
 
 # How tensor parallelism splits an op of a task, in the first way of those that are looked at.
 SplitOf = Callable[[TaskGraph, Op], LayerSplit | None]

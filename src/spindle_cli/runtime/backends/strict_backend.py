@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from spindle_cli.operators.wire import KNOWN
+from spindle_cli.operators.tensor_group import KNOWN
 
 STRICT = "strict"
 SERIAL = "strict-serial"

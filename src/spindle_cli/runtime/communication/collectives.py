@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.operators.wire import as_summed
+from spindle_cli.operators.tensor_group import as_summed
 from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.backends.side_stream import SideStream
 from spindle_cli.runtime.communication.transfers import wait_for

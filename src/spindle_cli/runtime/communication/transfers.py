@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.activations import WHOLE, Chunk, part_of, route
 from spindle_cli.errors import PeerLostError
-from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.wire import as_sent, fill_with_nothing, unless_nothing
+from spindle_cli.operators.tensor_group import TensorGroup, as_sent, fill_with_nothing, unless_nothing
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows

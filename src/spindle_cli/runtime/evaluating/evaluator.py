@@ -43,11 +43,11 @@ from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.training.data.streams import is_stream
-from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.items import generators_kept
 from spindle_cli.training.precision import computing, dtype_in
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.building.load import load_abstract
-from spindle_cli.workload.building.writes import RefusingWrites
+from spindle_cli.workload.building.memory import RefusingWrites
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph, ValueSpec
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import Metric

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from spindle_cli.operators.contrastive import PairsOverShares
+from spindle_cli.operators.batch_dependent import PairsOverShares
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice

@@ -13,8 +13,8 @@ from spindle_cli.analysis.evaluation import analyse_evaluation
 from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.analysis.metaops.ops import hand_constants_on
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_parallel import PlanSplits
 from spindle_cli.program.evaluated import forward_only
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove, prove_forward

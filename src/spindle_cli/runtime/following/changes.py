@@ -17,15 +17,9 @@ from torch.utils import _pytree as pytree
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.workload.building.handed_out import (
-    Array,
-    SeeingArrays,
-    handed_out,
-    named_of,
-)
 from spindle_cli.workload.building.load import built_modules
-from spindle_cli.workload.building.writes import RefusingWrites
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.building.memory import Array, RefusingWrites, SeeingArrays, handed_out, named_of
+from spindle_cli.workload.graph import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, place_of_error
 
 _ROW = 1024  # elements that make one number

@@ -28,7 +28,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.runtime.islands.peer_replicas import PeerReplicas
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.settings.local_sgd import LocalSgd
+from spindle_cli.workload.settings.types import LocalSgd
 
 # Elements that are sent at once: 16 MiB in float32.
 SENT_AT_ONCE = 2**22

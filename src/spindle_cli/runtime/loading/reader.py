@@ -39,7 +39,7 @@ from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import LoaderWorkers, read_by_index, read_stream
 from spindle_cli.training.data.streams import Make, StreamPass, is_stream
 from spindle_cli.units import format_seconds
-from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.settings.types import Loading
 from spindle_cli.workload.types import FlowTask, Task
 
 _BACKLOG = 1024

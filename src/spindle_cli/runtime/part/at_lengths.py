@@ -14,7 +14,7 @@ from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring, wire
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import speaks_for_loss
-from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.items import generators_kept
 from spindle_cli.training.precision import in_dtype, in_numbers
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.building.load import load_abstract

@@ -9,8 +9,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.types import Plan
 from spindle_cli.training.optimizing.groups import OptimizerGroups
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 
 
 def sharding_of(

@@ -11,18 +11,17 @@ from torch import fx, nn
 
 from spindle_cli.analysis.at_lengths import is_same_graph, module_over
 from spindle_cli.analysis.metaops.ops import share_module
+from spindle_cli.analysis.own_draws import draw_from_the_run
 from spindle_cli.errors import InputError
-from spindle_cli.operators.batch_norm import over_shares
-from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.projections import uses_of_words
 from spindle_cli.operators.heads.vocabulary import VocabularyShard, used_alone, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
-from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.operators.whole.compiled import LayerCompiler
+from spindle_cli.operators.tensor_parallel import LayerSplit, PlanSplits
+from spindle_cli.operators.whole import LayerCompiler
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory
@@ -32,10 +31,8 @@ from spindle_cli.training.precision import convert_module, dtype_in
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.building.load import swap
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph
 from spindle_cli.workload.initial.matching import OwnValues
-from spindle_cli.workload.own_draws import draw_from_the_run
-from spindle_cli.workload.parameters import ParameterTable
 
 
 @dataclass(frozen=True)

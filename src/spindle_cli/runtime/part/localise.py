@@ -19,15 +19,15 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.analysis.evaluation import names_of_all, needs_of
 from spindle_cli.analysis.localise import LocalWorkload, PartsOf, load_local
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.analysis.splitting.shared_statistics import changed_buffers, changes_buffers
+from spindle_cli.analysis.rules.batch_norms import changed_buffers, changes_buffers
 from spindle_cli.analysis.tracing.regions import place_of_buffer
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
-from spindle_cli.operators.whole.compiled import LayerCompiler
+from spindle_cli.operators.tensor_parallel import PlanSplits, plan_splits
+from spindle_cli.operators.whole import LayerCompiler
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.program.link import Programs, link_sets
@@ -42,11 +42,10 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.training.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.training.precision import in_dtype, number_format
 from spindle_cli.training.sampling import Schedule, Turns, sets_of, turns_of
-from spindle_cli.workload.building.source import resolve
+from spindle_cli.workload.building.load import resolve
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.matching import OwnPart, OwnValues
-from spindle_cli.workload.parameters import ParameterTable
 
 # The parameter, the memory of a part of it, and [first, last) of each dimension; None: all of it.
 InitialPart = tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]

@@ -18,8 +18,8 @@ from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.training.precision import dtype_in
 from spindle_cli.workload.building.load import swap
+from spindle_cli.workload.graph import ParameterTable
 from spindle_cli.workload.initial.matching import OwnPart
-from spindle_cli.workload.parameters import ParameterTable
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from torch import nn
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.tensors import Fragment, fragment_key
-from spindle_cli.operators.plan_splits import PlanSplits
+from spindle_cli.operators.tensor_parallel import PlanSplits
 from spindle_cli.plan.types import Plan
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 
 
 @dataclass(frozen=True)

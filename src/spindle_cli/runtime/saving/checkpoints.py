@@ -25,7 +25,7 @@ from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.saving.frozen import FrozenWeights, find_frozen
 from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable
 
 if TYPE_CHECKING:
     from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter

@@ -23,7 +23,7 @@ from spindle_cli.runtime.memory.to_device import pinned
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
 from spindle_cli.training.data.reading import BatchSource
-from spindle_cli.training.item_draws import DrawsError
+from spindle_cli.training.items import DrawsError
 from spindle_cli.training.precision import dtype_in
 from spindle_cli.training.sampling import Schedule
 from spindle_cli.workload.graph import IGNORED_LABEL

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spindle_cli.workload.building.attributes import Memories, tensors_kept
-from spindle_cli.workload.building.writes import copy_once_written
+from spindle_cli.workload.building.memory import copy_once_written
 
 if TYPE_CHECKING:
     from torch import Tensor

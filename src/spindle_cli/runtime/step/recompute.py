@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from spindle_cli.operators.batch_norm import OverShares
-from spindle_cli.operators.contrastive import PairsOverShares
+from spindle_cli.operators.batch_dependent import OverShares, PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
-from spindle_cli.operators.whole.selective import EnteredAnew, selective_checkpoint
+from spindle_cli.operators.whole import EnteredAnew, selective_checkpoint
 from spindle_cli.runtime.step.held_state import HeldState
-from spindle_cli.workload.building.writes import copy_once_written, share_memory
+from spindle_cli.workload.building.memory import copy_once_written, share_memory
 
 if TYPE_CHECKING:
     pass
@@ -40,7 +39,7 @@ def run_recomputed(
     gathered: nothing is summed or gathered again.
 
     Args:
-        selective: keep also what `operators/whole/selective.py` says, which is then not computed again.
+        selective: keep also what `operators/whole.py` says, which is then not computed again.
         may_move: forward may change parameters that are not trained, as one that moves a teacher does, and
             keep what it likes in objects, classes and files. Operators that are split are known not to.
         moves_trained: so it may those that are, as one that normalises its prototypes does.

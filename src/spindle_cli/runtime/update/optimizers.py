@@ -19,7 +19,7 @@ from spindle_cli.training.optimizing.groups import OptimizerGroups
 from spindle_cli.training.optimizing.optimizer import make_optimizer
 from spindle_cli.training.optimizing.schedules import make_schedule
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.moving import Constrained
+from spindle_cli.workload.graph import Constrained
 from spindle_cli.workload.settings.updates import OptimizerChoice
 
 

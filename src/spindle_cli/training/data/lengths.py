@@ -15,7 +15,7 @@ from spindle_cli.training.batches import Batches, SampleShape, dataset_failure, 
 from spindle_cli.training.data.reading import StreamBatches, first_samples, open_batches, require_epochs
 from spindle_cli.training.data.streams import is_stream
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.settings.data import FieldLengths, Looking, TaskLengths
+from spindle_cli.workload.settings.types import FieldLengths, Looking, TaskLengths
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 FEW = 2  # samples that a task is traced with: enough to see that items fit together

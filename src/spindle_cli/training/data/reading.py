@@ -25,10 +25,9 @@ from spindle_cli.training.batches import (
     samples_by_index,
 )
 from spindle_cli.training.data.streams import Make, StreamPass, from_json, is_stream, to_json
-from spindle_cli.training.epochs import Epochs
-from spindle_cli.training.item_draws import generators_kept
+from spindle_cli.training.items import Epochs, generators_kept
 from spindle_cli.workload.arguments import same_arguments
-from spindle_cli.workload.settings.data import Loading
+from spindle_cli.workload.settings.types import Loading
 from spindle_cli.workload.types import FlowTask, Task
 
 if TYPE_CHECKING:

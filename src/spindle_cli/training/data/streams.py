@@ -1,7 +1,7 @@
 """Iterable datasets: the batches of one pass over a stream, with what their samples draw, and where it is.
 
 A stream's order is its own. What is read at a place draws the same whoever reads it, as items of map-style
-datasets do (training/item_draws.py): each sample is asked for from a seed that follows from the training
+datasets do (training/items.py): each sample is asked for from a seed that follows from the training
 seed, the task, the epoch, the loader's worker, and how many samples this one has asked for.
 
 Which way a task's dataset is read: by index, or one sample after the other.
@@ -31,8 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import SeenData
 from spindle_cli.training.batches import collate, filled, num_samples
-from spindle_cli.training.epochs import Epochs
-from spindle_cli.training.item_draws import SeededCalls, generators_kept
+from spindle_cli.training.items import Epochs, SeededCalls, generators_kept
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -23,10 +23,9 @@ from spindle_cli.files.tensors import parse_key
 from spindle_cli.training.optimizing.optimizer import imported, make_optimizer, state_per_param, where_raised
 from spindle_cli.training.precision import number_format
 from spindle_cli.units import format_bytes
-from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.building.load import settled_module_name
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.settings.updates import GroupRule, Kind, OptimizerChoice
 
 _SHOWN = 3

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.parsing import shown
-from spindle_cli.workload.building.source import Wanted, import_file
+from spindle_cli.workload.building.load import Wanted, import_file
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.settings.updates import OptimizerChoice
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spindle_cli.files.request import RunRequest, island_dir
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.settings.local_sgd import LocalSgd
+from spindle_cli.workload.settings.types import LocalSgd
 
 
 def request_of_island(request: RunRequest, number: int) -> RunRequest:

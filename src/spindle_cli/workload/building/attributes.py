@@ -35,11 +35,15 @@ from spindle_cli.workload.building.contents import (
     bound_values,
     container_of,
     contents_of,
+    give_hooks,
     goes_one_way,
     has_other_entries,
     has_tensors,
+    hooks_of,
+    hooks_of_users,
     is_as_before,
     is_left,
+    is_of_forward,
     is_other_container,
     is_plain_other,
     is_small_array,
@@ -47,16 +51,9 @@ from spindle_cli.workload.building.contents import (
     replace_plain,
     value_of_variable,
 )
-from spindle_cli.workload.building.hooks import give_hooks, hooks_of, hooks_of_users, is_of_forward
-from spindle_cli.workload.building.source import settled_module_name
-from spindle_cli.workload.building.writes import copy_once_written, share_memory
-from spindle_cli.workload.fields import (
-    ASKS_ENVIRONMENT,
-    OF_ENVIRONMENT,
-    OF_TORCH,
-    fields_of,
-)
-from spindle_cli.workload.reads import Reads
+from spindle_cli.workload.building.load import settled_module_name
+from spindle_cli.workload.building.memory import copy_once_written, share_memory
+from spindle_cli.workload.introspection import ASKS_ENVIRONMENT, OF_ENVIRONMENT, OF_TORCH, Reads, fields_of
 
 _DEPTH = 3  # of containers in containers, and in objects
 # Objects of classes from there keep nothing of a user's, but for those that are made to.

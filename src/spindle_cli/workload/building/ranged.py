@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.writes import written_by
+from spindle_cli.workload.building.memory import written_by
 from spindle_cli.workload.initial.matching import OwnPart, OwnValues, fingerprint
 
 _AT_ONCE = 2  # stand-ins: a layer's weight and its bias are filled in turn

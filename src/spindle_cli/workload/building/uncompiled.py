@@ -14,17 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from spindle_cli.workload.graph import COMPILE_OPERATORS
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _MARK = "__is_left_uncompiled__"
-# What torch says of a compiled function that is traced.
-_OF_DYNAMO = "symbolically trace a dynamo-optimized function"
-CALLS_COMPILED = "forward calls what torch.compile has made of a function, which a trace cannot follow"
-LEAVE_OUT = (
-    f"Call the function itself; {COMPILE_OPERATORS}. Or compile it in the workload's own file, or where the "
-    "workload is built: there torch.compile is left out by itself."
-)
 
 
 @contextmanager
@@ -117,8 +109,3 @@ def _original(module: nn.Module) -> nn.Module:
     is_made = type(module).__module__.startswith("torch._dynamo.")
     inner = module._modules.get("_orig_mod") if is_made else None
     return module if inner is None else _original(inner)
-
-
-def is_of_compiled(error: Exception) -> bool:
-    """Whether a trace has met what torch.compile has made of a function."""
-    return _OF_DYNAMO in str(error)

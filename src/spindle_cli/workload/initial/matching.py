@@ -22,9 +22,9 @@ from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.init_from import InitFrom, InitSource, Pattern
 from spindle_cli.workload.initial.tensor_files import Ranges, TensorPlace, read_parts, tensors_in
-from spindle_cli.workload.parameters import root_of
 from spindle_cli.workload.types import Workload
 
 # PEFT puts a layer that it adapts one step further down, under this name.

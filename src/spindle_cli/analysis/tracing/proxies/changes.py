@@ -23,7 +23,7 @@ from spindle_cli.analysis.tracing.inplace import HINT, is_in_place_name, refusal
 from spindle_cli.analysis.tracing.observe import Observer, storage_of
 from spindle_cli.analysis.tracing.shapes import Shapes, leaves_of
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.moving import DECLARE
+from spindle_cli.workload.graph import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 # Keys of a node's meta: the node whose value it has put another in the place of; of a changed part that was

@@ -23,43 +23,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.fields import OF_TORCH
-from spindle_cli.workload.outside import CHANCE, times_of_chance
+from spindle_cli.analysis.outside import CHANCE, times_of_chance
+from spindle_cli.training.items import DRAWING_FUNCTIONS
+from spindle_cli.workload.introspection import OF_TORCH
 from spindle_cli.workload.refuse import place_inside
-
-# Names of functions and methods of torch, without the underscore of those that work in place.
-DRAWING_FUNCTIONS = frozenset(
-    {
-        "_sample_dirichlet",
-        "_standard_gamma",
-        "alpha_dropout",
-        "bernoulli",
-        "binomial",
-        "cauchy",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "exponential",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "geometric",
-        "log_normal",
-        "multinomial",
-        "normal",
-        "poisson",
-        "rand",
-        "rand_like",
-        "randint",
-        "randint_like",
-        "randn",
-        "randn_like",
-        "random",
-        "randperm",
-        "rrelu",
-        "uniform",
-    }
-)
 
 
 def draws_random_numbers(node: fx.Node, root: nn.Module) -> bool:

@@ -24,10 +24,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.load import built_modules, modules_of
-from spindle_cli.workload.building.source import settled_module_name
-from spindle_cli.workload.fields import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Environment, fields_of
-from spindle_cli.workload.reads import OF_MODULES, Reads, is_users, is_users_own
+from spindle_cli.workload.building.load import built_modules, modules_of, settled_module_name
+from spindle_cli.workload.introspection import (
+    ASKS_ENVIRONMENT,
+    OF_ENVIRONMENT,
+    OF_MODULES,
+    Environment,
+    Reads,
+    fields_of,
+    is_users,
+    is_users_own,
+)
 from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

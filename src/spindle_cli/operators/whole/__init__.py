@@ -1,1 +1,0 @@
-"""How an op runs on a device of its own: compiled, or computed again in part."""

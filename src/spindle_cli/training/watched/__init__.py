@@ -1,1 +1,0 @@
-"""What forwards read that nobody else may change while the model is trained, and noticing who does."""
