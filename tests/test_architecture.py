@@ -77,7 +77,7 @@ CONTRACTS = {
     "profile.mixed.seen",
     "program.types",
     "workload.file",
-    "workload.settings.sampling",
+    "workload.settings.types",
 }
 # Packages whose import must not load torch: planning runs where there is none.
 WITHOUT_TORCH = (
