@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import le
 
-from spindle_cli.account.activations import Layout
+from spindle_cli.account.activations import Layout, busiest_s, handed_over
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.placing.calendar import first_devices
-from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.strategies.baselines import Devices, best_point
 from spindle_cli.plan.types import Slice
@@ -70,9 +69,8 @@ def _near_others(
     if near is None:
         return allocation
     batch_size, num_bytes = node.metaop.batch_size, _bytes_between(node, heaviest)
-    there_s = moving_s(
-        [(allocation.layout(batch_size), theirs.layout(batch_size), num_bytes)], problem.cluster
-    )
+    moved = handed_over(allocation.layout(batch_size), theirs.layout(batch_size), num_bytes, problem.cluster)
+    there_s = busiest_s(moved.sends, problem.cluster) + moved.gather_s
     here_s, near_s = (node.num_ops * some.point.op_s for some in (allocation, near))
     return near if near_s < here_s + 2 * there_s else allocation
 
