@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import parse_yaml
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
@@ -29,7 +29,7 @@ def profile() -> Profile:
 def as_written() -> Data:
     """Two micro-batches on one device, one behind the other, as the file has it."""
     plan = make_plan(profile(), cluster_of(1), micro_batches={"t": 2})
-    data: Data = yaml.safe_load(plan_text(plan))
+    data: Data = parse_yaml(plan_text(plan), where="plan.yaml")
     return data
 
 
@@ -55,7 +55,7 @@ def test_a_file_says_of_how_many_micro_batches_a_slice_is_one_for_all_together()
         "t/second[0:1] 2/2",
     }
     assert check_plan(plan, profile()) == ()
-    assert Plan.from_data(yaml.safe_load(plan_text(plan)), where="plan.yaml") == plan
+    assert Plan.from_data(parse_yaml(plan_text(plan), where="plan.yaml"), where="plan.yaml") == plan
 
 
 def test_every_op_runs_once_in_every_micro_batch() -> None:
@@ -125,7 +125,7 @@ def test_shares_have_times_and_dp_divides_a_micro_batch() -> None:
 
 def test_the_profile_has_the_shares_that_a_plan_says() -> None:
     plan = make_plan(profile(), cluster_of(1), micro_batches={"t": 2})
-    data = yaml.safe_load(plan_text(plan))
+    data = parse_yaml(plan_text(plan), where="plan.yaml")
     data["metaops"][1]["shares"][0]["backward_s"] *= 0.9
     found = check_plan(Plan.from_data(data, where="plan.yaml"), profile())
     assert [(each.rule, each.where) for each in found if each.rule == "curve"] == [

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.check.types import Violation
 from spindle_cli.cli.validity import CANNOT_LINK
 from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import parse_yaml
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan
@@ -52,7 +52,7 @@ def written(rows: Sequence[Any] | None = (0, 5, 7, 8), *, num_devices: int = 3, 
         slices[0] = slices[0].model_copy(update={"rows": rows})
     memory = device_memory(profile().metaops, slices, cluster_of(3), profile())
     plan = plan_of(profile(), cluster_of(3), [[piece] for piece in whole], lower_bound_s=3.0)
-    data: Data = yaml.safe_load(plan_text(plan))
+    data: Data = parse_yaml(plan_text(plan), where="plan.yaml")
     data["schema"] = "spindle.plan/2"
     end_s = ends_s[1] + 2 / 3 + 4 * op_s / 3
     peaks = [need.total_bytes for need in memory]
@@ -79,9 +79,9 @@ def test_shares_of_unequal_size_are_read_judged_and_written_again() -> None:
     plan = read(written())
     assert plan.slices[0].rows == (0, 5, 7, 8)
     assert check_plan(plan, profile()) == check_plan(plan) == ()
-    assert yaml.safe_load(plan_text(plan))["waves"][0]["slices"][0]["rows"] == [0, 5, 7, 8]
-    assert "rows" not in yaml.safe_load(plan_text(plan))["waves"][1]["slices"][0]
-    assert read(yaml.safe_load(plan_text(plan))) == plan
+    assert parse_yaml(plan_text(plan), where="plan.yaml")["waves"][0]["slices"][0]["rows"] == [0, 5, 7, 8]
+    assert "rows" not in parse_yaml(plan_text(plan), where="plan.yaml")["waves"][1]["slices"][0]
+    assert read(parse_yaml(plan_text(plan), where="plan.yaml")) == plan
 
 
 def test_a_pass_lasts_as_long_as_its_largest_share() -> None:
@@ -157,7 +157,7 @@ def test_rows_that_are_equal_shares_say_nothing() -> None:
     """They go by the curve, as without."""
     data = written((0, 4, 8), num_devices=2)
     assert read(data).slices[0].rows is None
-    assert "rows" not in yaml.safe_load(plan_text(read(data)))["waves"][0]["slices"][0]
+    assert "rows" not in parse_yaml(plan_text(read(data)), where="plan.yaml")["waves"][0]["slices"][0]
     assert read(written((0, 4, 9), num_devices=2)).slices[0].rows == (0, 4, 9)
     assert read(written((0, 2, 4), num_devices=2)).slices[0].rows == (0, 2, 4)
 

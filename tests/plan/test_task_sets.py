@@ -15,6 +15,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import parse_yaml
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
@@ -211,13 +212,13 @@ def test_a_plan_with_sets_is_read_as_it_was_written(tmp_path: Path) -> None:
     read = read_plan(tmp_path / "plan.yaml")
     assert read == plan
     assert plan_text(read) == plan_text(plan)
-    data = yaml.safe_load(plan_text(plan))
+    data = parse_yaml(plan_text(plan), where="plan.yaml")
     assert [each["tasks"] for each in data["task_sets"]] == [["a"], ["a", "b"]]
 
 
 def test_sets_with_slices_of_other_tasks_and_twice_the_same_are_refused(tmp_path: Path) -> None:
     plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))
-    data = yaml.safe_load(plan_text(plan))
+    data = parse_yaml(plan_text(plan), where="plan.yaml")
     path = tmp_path / "plan.yaml"
     data["task_sets"][1]["tasks"] = ["a"]
     path.write_text(yaml.safe_dump(data))
@@ -230,7 +231,7 @@ def test_sets_with_slices_of_other_tasks_and_twice_the_same_are_refused(tmp_path
 
 
 def edited(path: Path, plan: Plan, edit: Callable[[dict[str, Any]], object]) -> Plan:
-    data = yaml.safe_load(plan_text(plan))
+    data = parse_yaml(plan_text(plan), where="plan.yaml")
     edit(data)
     path.write_text(yaml.safe_dump(data))
     return Plan.read(path)

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from helpers.logged import messages_logged
 from spindle_cli.workload.types import Task, Workload
 
 from .test_refusals import Net, of_forward, whole_of
@@ -151,13 +152,14 @@ def test_what_changes_nothing_and_nobody_uses_is_left_out() -> None:
     whole_of(forward, norm=nn.BatchNorm1d(4).eval(), head=nn.Linear(WIDTH, 2))
 
 
-def test_torch_prints_nothing_of_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+def test_torch_prints_nothing_of_what_is_tried() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         return self.block(x).square().mean((1, 2)).topk(4).values.mean()
 
     data = Items(x=(4, WIDTH), label=((), 3))
-    analysed(Workload("w", [Task("t", Net(forward), 4, data)], operators=(Block,)))
-    assert not caplog.records
+    with messages_logged() as messages:
+        analysed(Workload("w", [Task("t", Net(forward), 4, data)], operators=(Block,)))
+    assert not messages
 
 
 @pytest.mark.parametrize("detaches", [False, True])
