@@ -67,6 +67,13 @@ MAY_IMPORT = {
     "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
     "watch": {"report", "launch"},
     "zoo": {"workload"},
+    "overhead": {
+        "workload",
+        "profile",
+        "plan",
+        "runtime",
+        "process",
+    },  # a run of a toy, from profile to steps
 }
 # Types that are a stage's contract, and may be imported from anywhere.
 CONTRACTS = {

@@ -54,6 +54,7 @@ def profile(
     """
     from rich.console import Console
 
+    from spindle_cli.overhead.measure import measure_overhead
     from spindle_cli.profile.profiling import Audience, ProfileOptions, estimate_profile, profile_workload
 
     console = Console(stderr=True)
@@ -75,6 +76,7 @@ def profile(
             accept_noise=accept_noise,
             check=check,
             looking=looking,
+            overhead=measure_overhead,
         )
         return profile_workload(source, path, audience, options)
 

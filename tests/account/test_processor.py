@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.compute import ProcessorTime, processor_overhead, slice_stretches
+from spindle_cli.account.compute import ProcessorTime, costs_nothing, processor_overhead, slice_stretches
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Slice
@@ -72,6 +72,23 @@ def test_a_device_reads_all_of_its_micro_batches() -> None:
     assert read_s(whole) == (0.08, 0.0)
     assert read_s(*halves) == (0.08, 0.0)
     assert read_s(halves[0], shared) == pytest.approx((0.06, 0.02))
+
+
+def test_the_runtime_takes_time_of_a_step_and_of_each_slice() -> None:
+    """Of 2 batches in a step half a second each; 0.25 s for each slice; device 2 runs nothing."""
+    net = metaop_of("t/net", 3, {1: 1.0, 2: 1.0})
+    slices = [slice_of(net, (0, 1), (0,), 0.0), slice_of(net, (1, 3), (0, 1), 1.0)]
+    costs = ProcessorCosts(step_s=1.0, pass_s=0.25)
+    overhead = processor_overhead(costs, 3, slices, {"t/net": net}, [], [], batches=2)
+    assert overhead.seconds == (1.0, 0.75, 0.0)
+    stretched = slice_stretches(costs, 3, slices, [1.0, 2.0], {"t/net": net}, [], [], 2)
+    assert stretched == pytest.approx((1 + 1.0 / 3, 1 + 0.75 / 2))
+
+
+@pytest.mark.parametrize("name", ["message_s", "s_per_byte", "step_s", "pass_s"])
+def test_whatever_a_processor_does_costs_something(name: str) -> None:
+    assert not costs_nothing(ProcessorCosts(**{name: 1e-9}))
+    assert costs_nothing(ProcessorCosts(load_s={"a": 0.0}))
 
 
 def test_a_slice_is_as_slow_as_its_slowest_device() -> None:

@@ -273,12 +273,17 @@ def test_processor_costs_that_cannot_be_are_written_smaller(tmp_path: Path) -> N
     """Two seconds of messages and reading beside each that a device was seen to compute."""
     profile, plan = shared()
     run = made_run(tmp_path / "run", plan, profile)
-    many = profile.processor.model_copy(update={"message_s": 1.0, "load_s": {"a": 1.0, "b": 1.0}})
+    many = profile.processor.model_copy(
+        update={"message_s": 1.0, "load_s": {"a": 1.0, "b": 1.0}, "step_s": 0.5, "pass_s": 0.25}
+    )
     found = calibrated(with_costs(profile, processor=many), run)
     assert 0 < found.processor_times < 1
     processor = found.profile.processor
     assert processor.message_s == pytest.approx(found.processor_times)
     assert processor.load_s == pytest.approx({"a": found.processor_times, "b": found.processor_times})
+    assert (processor.step_s, processor.pass_s) == pytest.approx(
+        (found.processor_times / 2, found.processor_times / 4)
+    )
 
 
 def test_an_update_that_was_not_measured_stays_as_it_is(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from spindle_cli.profile.measuring.measure import (
     processor_costs,
     turns_beside,
 )
-from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.profile.types import MeasuredLink, RuntimeOverhead
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task
 
@@ -49,6 +49,10 @@ def test_processes_that_take_turns_multiply_it() -> None:
     assert (costs.message_s, costs.s_per_byte, costs.load_s) == (4e-5, 2e-9, {"a": 2e-3})
     assert processor_costs(0.0, LINK, {"a": 1e-3}) == ProcessorCosts()
     assert processor_costs(1.0, None, {}).message_s == 0.0
+    overhead = RuntimeOverhead(step_s=3e-3, pass_s=1e-4)
+    costs = processor_costs(2.0, LINK, {}, overhead)
+    assert (costs.step_s, costs.pass_s) == (6e-3, 2e-4)
+    assert processor_costs(0.0, LINK, {}, overhead) == ProcessorCosts()
 
 
 class Items(Dataset[dict[str, torch.Tensor]]):

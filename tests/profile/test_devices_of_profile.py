@@ -116,9 +116,14 @@ def test_merging_keeps_every_curve_and_the_most_that_ops_hold() -> None:
     fast = of_one(FAST, 1.0, memory=(one,), activation_bytes_per_op=5)
     slow = of_one(SLOW, 3.0, memory=(two,), activation_bytes_per_op=9)
     fast = fast.model_copy(
-        update={"optimizer_s_per_byte": 1e-9, "processor": ProcessorCosts(message_s=2, load_s={"t": 1})}
+        update={
+            "optimizer_s_per_byte": 1e-9,
+            "processor": ProcessorCosts(message_s=2, pass_s=5, load_s={"t": 1}),
+        }
     )
-    slow = slow.model_copy(update={"optimizer_s_per_byte": 3e-9, "processor": ProcessorCosts(s_per_byte=4)})
+    slow = slow.model_copy(
+        update={"optimizer_s_per_byte": 3e-9, "processor": ProcessorCosts(s_per_byte=4, step_s=6)}
+    )
     made = merged(fast, slow)
     (net,) = made.metaops
     assert [(point.device, point.op_s) for point in net.curve] == [
@@ -133,7 +138,7 @@ def test_merging_keeps_every_curve_and_the_most_that_ops_hold() -> None:
     (held,) = net.memory
     assert (held.kept_bytes, held.first_backward_bytes, held.joined_bytes) == ((1, 10), (7, 9), 3)
     assert made.optimizer_s_per_byte == 3e-9
-    assert made.processor == ProcessorCosts(message_s=2, s_per_byte=4, load_s={"t": 1})
+    assert made.processor == ProcessorCosts(message_s=2, s_per_byte=4, load_s={"t": 1}, step_s=6, pass_s=5)
 
 
 def test_a_merged_profile_can_be_merged_again() -> None:

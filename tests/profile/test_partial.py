@@ -8,7 +8,7 @@ import pytest
 
 from spindle_cli.errors import InputError
 from spindle_cli.profile.measuring.partial import ResumeFile
-from spindle_cli.profile.types import OpTiming, PhaseTimes
+from spindle_cli.profile.types import OpTiming, PhaseTimes, RuntimeOverhead
 
 TIMING = OpTiming(
     slowest=(PhaseTimes(forward_s=1.0, backward_s=2.0, spread=0.1, repeats=5),), activation_bytes=7
@@ -20,9 +20,12 @@ def test_results_are_found_again_under_the_same_conditions_only(tmp_path: Path) 
     first = ResumeFile(out, "sha256:a")
     first.add_timing("layer/8", TIMING)
     first.add_failed("layer/64")
+    first.add_overhead(RuntimeOverhead(step_s=2.0, pass_s=1.0))
     again = ResumeFile(out, "sha256:a")
     assert again.timings == {"layer/8": TIMING} and again.failed == {"layer/64"} and again.resumed == 1
+    assert again.overhead == RuntimeOverhead(step_s=2.0, pass_s=1.0)
     other = ResumeFile(out, "sha256:b")
+    assert other.overhead is None
     assert other.timings == {} and other.resumed == 0
 
 

@@ -1,5 +1,5 @@
 """How long each device computes in an iteration, by the times that its plan was made from, with the time that
-communication and loading take of it where it is a processor that does this work itself.
+communication, loading and the runtime take of it where it is a processor that does this work itself.
 
 A slice lasts as long as the slowest of its shares, and a plan has times of slices. A device itself computes
 its own shares alone, on its own type (`compute_of_devices`).
@@ -40,11 +40,15 @@ class ProcessorSeconds(Protocol):
     def s_per_byte(self) -> float: ...
     @property
     def load_s(self) -> Mapping[str, float]: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def pass_s(self) -> float: ...
 
 
 class ProcessorTime:
-    """The time that messages, collectives and loading take of each device in an iteration, added up one by
-    one.
+    """The time that messages, collectives, loading and the runtime take of each device in an iteration, added
+    up one by one.
     """
 
     def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
@@ -73,6 +77,16 @@ class ProcessorTime:
         seconds = samples * self._costs.load_s.get(task, 0.0)
         key = device, task, micro_batch
         self._read[key] = max(self._read.get(key, 0.0), seconds)
+
+    def runs(self, slice_: SliceShape) -> None:
+        """Add what the runtime does on each device of a slice to run it forward and backward."""
+        for device in slice_.devices:
+            self._seconds[device] += self._costs.pass_s
+
+    def steps(self, devices: Iterable[int], times: float = 1.0) -> None:
+        """Add what the runtime does for a step on these devices, so many times."""
+        for device in devices:
+            self._seconds[device] += times * self._costs.step_s
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -139,15 +153,17 @@ def processor_overhead(
     collectives: Iterable[Together],
     batches: int = 1,
 ) -> ProcessorTime:
-    """The time that messages, collectives and loading take of each device in an iteration, on top of its
-    slices; arguments as of `slice_stretches`.
+    """The time that messages, collectives, loading and the runtime take of each device in an iteration, on
+    top of its slices; arguments as of `slice_stretches`.
     """
     processor_time = ProcessorTime(costs, num_devices)
     for source, destination, num_bytes in messages:
         processor_time.message(source, destination, num_bytes)
     for collective in collectives:
         processor_time.together(collective, 1 / batches)
+    processor_time.steps({device for slice_ in slices for device in slice_.devices}, 1 / batches)
     for slice_ in slices:
+        processor_time.runs(slice_)
         metaop = by_name[slice_.metaop]
         if any(slice_.ops[0] <= op < slice_.ops[1] for op in metaop.field_bytes):
             cuts = cuts_by_share(slice_)
@@ -159,7 +175,8 @@ def processor_overhead(
 
 def costs_nothing(costs: ProcessorSeconds) -> bool:
     """Whether other processors do all this work."""
-    return not (costs.message_s or costs.s_per_byte or any(costs.load_s.values()))
+    numbers = (costs.message_s, costs.s_per_byte, costs.step_s, costs.pass_s, *costs.load_s.values())
+    return not any(numbers)
 
 
 def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:

@@ -100,6 +100,8 @@ def with_processor_times(costs: ProcessorCosts, times: float) -> ProcessorCosts:
         message_s=costs.message_s * times,
         s_per_byte=costs.s_per_byte * times,
         load_s={task: seconds * times for task, seconds in costs.load_s.items()},
+        step_s=costs.step_s * times,
+        pass_s=costs.pass_s * times,
     )
 
 

@@ -59,6 +59,7 @@ def profile(
     Or put together those of several types of device, with --merge.
     """
     from spindle_cli.files.cluster import Cluster
+    from spindle_cli.overhead.measure import measure_overhead
     from spindle_cli.profile.profiling import ProfileOptions
     from spindle_cli.workload.settings.types import Looking
 
@@ -83,6 +84,7 @@ def profile(
         accept_noise=accept_noise,
         check=not no_check,
         looking=Looking(batches, length_percentile),
+        overhead=measure_overhead,
     )
     make = partial(_estimate, precision=precision) if estimate else _measure
     made = make(workload, output_path, options)

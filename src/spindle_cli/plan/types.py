@@ -69,7 +69,7 @@ class Predicted(Model):
         memory_formula: Which account of memory is behind `peak_memory_bytes`. Absent: that of versions that
             did not note it.
         transfer_s: Added by transfers, copies and gathers that passes wait for.
-        processor_s: Added by what communication and reading take of the time of processors that compute.
+        processor_s: Added by what communication, reading and the runtime take of processors that compute.
         gradient_sum_s: Added by gradient sums, and by gathers of the parameters that they have updated.
         optimizer_s: Added by the optimizer's step.
         held_up_s: Added by what runs have shown beyond all that, where the profile is calibrated.

@@ -1,4 +1,6 @@
-"""What messages take, of a link and of the processors at its ends, and what reading samples takes."""
+"""What messages take, of a link and of the processors at its ends, and what reading samples and the runtime
+itself take.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,24 @@ class ProcessorCosts(Model):
         message_s: For each message that it sends or receives.
         s_per_byte: For each byte of these.
         load_s: By task, for each sample that it reads.
+        step_s: For each step, whatever it runs: what the runtime does beside a plain PyTorch step.
+        pass_s: For each slice that it runs, forward and backward, beside the slice's ops.
     """
 
     message_s: Seconds = 0.0
     s_per_byte: Seconds = 0.0
     load_s: dict[str, Seconds] = Field(default_factory=dict)
+    step_s: Seconds = 0.0
+    pass_s: Seconds = 0.0
+
+
+class RuntimeOverhead(Model):
+    """Processor seconds of one device that the runtime takes beside what it runs.
+
+    Attributes:
+        step_s: Of each step.
+        pass_s: Of each slice that it runs forward and backward.
+    """
+
+    step_s: Seconds
+    pass_s: Seconds

@@ -25,7 +25,7 @@ from spindle_cli.profile.machine.devices import Precision, device_peak, require_
 from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type
 from spindle_cli.profile.measuring.measure import measure
 from spindle_cli.profile.measuring.reuse import Reused
-from spindle_cli.profile.measuring.settings import MeasureSettings, shared_limits
+from spindle_cli.profile.measuring.settings import MeasureSettings, MeasuresOverhead, shared_limits
 from spindle_cli.profile.mixed.merging import merge
 from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.numeric_check import NumericCheck
@@ -73,6 +73,8 @@ class ProfileOptions:
         accept_noise: write times of a busy machine, too.
         check: by numbers that what may be split over the batch may be.
         looking: how lengths of batches are found.
+        overhead: measures the runtime, where the devices are processors that run it, too; None: it is taken
+            to cost nothing.
     """
 
     cluster: Cluster | None = None
@@ -86,6 +88,7 @@ class ProfileOptions:
     accept_noise: bool = False
     check: bool = True
     looking: Looking = field(default_factory=Looking)
+    overhead: MeasuresOverhead | None = None
 
 
 def profile_workload(source: str, out: Path, audience: Audience, options: ProfileOptions) -> Profile:
@@ -187,6 +190,7 @@ def _measure_settings(options: ProfileOptions, machine: _Measured, train: TrainS
         compile=train.compile,
         float32_matmul=train.float32_matmul,
         loss_chunks=train.loss_chunks,
+        overhead=options.overhead,
     )
 
 

@@ -21,6 +21,7 @@ from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.batch_sums import Matrix as Matrix
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
+from spindle_cli.profile.moving import RuntimeOverhead as RuntimeOverhead
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.parameter_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.parameter_bytes import TiedParameters as TiedParameters

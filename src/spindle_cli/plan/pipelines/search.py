@@ -232,13 +232,16 @@ class Beside:
         return seconds
 
     def _add_processor(self, seconds: list[float], pieces: Sequence[Piece]) -> None:
-        """Each device of a lane sends, receives and reads its share; what it takes comes back as a
-        gradient.
+        """Each device of a lane runs its slices, sends, receives and reads its share; what it takes comes
+        back as a gradient.
         """
         costs = self._costs
+        for lane in {slice_.lane for slice_ in pieces}:
+            seconds[lane] += costs.step_s
         read: dict[tuple[int, str], float] = {}
         for slice_ in pieces:
             here = slice_.lane
+            seconds[here] += costs.pass_s
             for source, num_bytes in slice_.takes:
                 there = pieces[source].lane
                 for lane in (here, there) if there != here else ():

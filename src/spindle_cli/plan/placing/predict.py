@@ -35,7 +35,8 @@ class Prediction:
         compute_s: the schedule alone.
         transfer_s: added by transfers, and by forward and backward passes that do not fit each other as their
             sums do.
-        processor_s: added by what communication and reading samples take of the processor that computes too.
+        processor_s: added by what communication, reading samples and the runtime take of the processor that
+            computes too.
         gradient_sum_s: added by gradient sums with what belongs to them, and by gathers of what they have
             updated.
         optimizer_s: added by the optimizer's step.

@@ -53,6 +53,7 @@ from spindle_cli.profile.types import (
     OpTiming,
     ProcessorCosts,
     Profile,
+    RuntimeOverhead,
 )
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.streams import is_stream
@@ -109,6 +110,8 @@ def measure(
     )
     measuring = _Measuring(table, settings, kept, console)
     measuring.run(workers, analysed)
+    if settings.overhead is not None and kept.overhead is None and turns_of(settings):
+        kept.add_overhead(settings.overhead(settings.processes))
     noise = measuring.noise()
     _judge(noise, kept, settings, note)
     for job in table.jobs:
@@ -184,10 +187,15 @@ def _judge(noise: Noise, kept: ResumeFile, settings: MeasureSettings, note: Call
 
 
 def _beside(analysed: Analysed, settings: MeasureSettings, kept: ResumeFile) -> ProcessorCosts:
-    turns = turns_beside(settings.device, settings.processes, settings.threads, cores_of_time())
+    turns = turns_of(settings)
     link = kept.links[0] if kept.links else None
     load_s = load_times(analysed.graph, analysed.loaded.train.seed) if turns else {}
-    return processor_costs(turns, link, load_s)
+    return processor_costs(turns, link, load_s, kept.overhead)
+
+
+def turns_of(settings: MeasureSettings) -> float:
+    """Seconds of a device for each second of what its processor does beside the ops (`turns_beside`)."""
+    return turns_beside(settings.device, settings.processes, settings.threads, cores_of_time())
 
 
 class _Measuring:
@@ -310,12 +318,22 @@ def turns_beside(device: DeviceType, processes: int, threads: int, cores: float)
     return max(1.0, processes / cores)
 
 
-def processor_costs(turns: float, link: MeasuredLink | None, load_s: dict[str, float]) -> ProcessorCosts:
-    """`load_s`: processor time of each task's samples."""
+def processor_costs(
+    turns: float,
+    link: MeasuredLink | None,
+    load_s: dict[str, float],
+    overhead: RuntimeOverhead | None = None,
+) -> ProcessorCosts:
+    """What a device's processor does beside the ops.
+
+    `load_s`: processor time of each task's samples. `overhead`: of the runtime.
+    """
     return ProcessorCosts(
         message_s=0.0 if link is None else turns * link.message_processor_s,
         s_per_byte=0.0 if link is None else turns * link.processor_s_per_byte,
         load_s={task: turns * seconds for task, seconds in load_s.items()} if turns else {},
+        step_s=0.0 if overhead is None else turns * overhead.step_s,
+        pass_s=0.0 if overhead is None else turns * overhead.pass_s,
     )
 
 

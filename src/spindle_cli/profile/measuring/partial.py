@@ -10,7 +10,7 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, write_json
-from spindle_cli.profile.types import MeasuredLink, Noise, OpTiming
+from spindle_cli.profile.types import MeasuredLink, Noise, OpTiming, RuntimeOverhead
 
 
 class PartialProfile(Artifact):
@@ -28,6 +28,7 @@ class PartialProfile(Artifact):
     conditions: str
     links: tuple[MeasuredLink, ...] | None = None
     optimizer_s_per_byte: float | None = None
+    overhead: RuntimeOverhead | None = None
     timings: dict[str, OpTiming] = Field(default_factory=dict)
     failed: tuple[str, ...] = ()
     noise: Noise | None = None
@@ -38,7 +39,7 @@ class ResumeFile:
     complete.
 
     Attributes:
-        links, optimizer_s_per_byte, timings, failed, noise: results so far, as in `PartialProfile`.
+        links, optimizer_s_per_byte, overhead, timings, failed, noise: results so far, as in `PartialProfile`.
         resumed: how many timings an earlier, interrupted run had left.
     """
 
@@ -57,6 +58,7 @@ class ResumeFile:
             earlier = PartialProfile(conditions=conditions)
         self.links = earlier.links
         self.optimizer_s_per_byte = earlier.optimizer_s_per_byte
+        self.overhead = earlier.overhead
         self.timings = dict(earlier.timings)
         self.failed = set(earlier.failed)
         self.noise = earlier.noise
@@ -70,6 +72,11 @@ class ResumeFile:
     def add_optimizer(self, s_per_byte: float) -> None:
         """Keep the time of the optimizer's step."""
         self.optimizer_s_per_byte = s_per_byte
+        self._write()
+
+    def add_overhead(self, overhead: RuntimeOverhead) -> None:
+        """Keep what the runtime takes of a processor."""
+        self.overhead = overhead
         self._write()
 
     def add_timing(self, key: str, timing: OpTiming) -> None:
@@ -117,6 +124,7 @@ class ResumeFile:
             conditions=self._conditions,
             links=self.links,
             optimizer_s_per_byte=self.optimizer_s_per_byte,
+            overhead=self.overhead,
             timings=self.timings,
             failed=tuple(sorted(self.failed)),
             noise=self.noise,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +13,12 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.process.devices import cores_of_time, cpu_model
 from spindle_cli.profile.machine.machine import DeviceType, own_cores
 from spindle_cli.profile.op.timings import GRANTED_TIME_BLOCK_S, SHARED_CORES_BLOCK_S, Limits
-from spindle_cli.profile.types import Source
+from spindle_cli.profile.types import RuntimeOverhead, Source
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.file import Precision as TrainPrecision
+
+# Measures what the runtime takes of each processor, with so many processes at it.
+MeasuresOverhead = Callable[[int], RuntimeOverhead]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class MeasureSettings:
         degrees: of tensor parallelism, on the links of `cluster`.
         accepts_noise: times of a busy machine are taken as they are.
         planned_for: whose links the sums of batch norms use; None: the link that is measured.
+        overhead: measures the runtime, where processors that compute run it, too: given from outside, as
+            profiling knows no runtime. None: it is taken to cost nothing.
     """
 
     device: DeviceType
@@ -53,6 +59,7 @@ class MeasureSettings:
     accepts_noise: bool = False
     planned_for: Cluster | None = None
     called: str | None = None
+    overhead: MeasuresOverhead | None = None
 
     def environment(self) -> dict[str, Any]:
         """Return what the times depend on besides the workload, for the profile."""

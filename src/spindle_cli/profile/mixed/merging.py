@@ -234,6 +234,8 @@ def _slowest(costs: Sequence[ProcessorCosts]) -> ProcessorCosts:
         update={
             "message_s": max(cost.message_s for cost in costs),
             "s_per_byte": max(cost.s_per_byte for cost in costs),
+            "step_s": max(cost.step_s for cost in costs),
+            "pass_s": max(cost.pass_s for cost in costs),
             "load_s": {task: max(cost.load_s.get(task, 0.0) for cost in costs) for task in tasks},
         }
     )
