@@ -149,40 +149,6 @@ def test_the_longest_sections_go_first_each_to_the_lane_that_is_through_with_it_
     assert Search(lanes, sections_of(problem))._balanced() == (((1, 1),), ((3, 1),), ((2, 0),))
 
 
-def words_and_layers(gb_per_s: float, batch_size: int = 8, slow_s: float = 1.0) -> Lanes:
-    """What looks up takes a fast device a second for all, and a slow one as long for each sample; its output
-    is 80 MB. Layers run on both in shares of six and two samples, 24 s together. A head takes 10 s on the
-    fast device, where it is best by itself. The lane is of two nodes. `batch_size`, `slow_s`: of what looks
-    up, and what of it takes a slow device a sample.
-    """
-    times = {"fast": 0.125, "slow": slow_s}
-    words = net("t/words", 1, times, output_bytes=80 * 10**6, batch_size=batch_size)
-    layers = net("t/layers", 4, {"fast": 1.0, "slow": 3.0}, inputs=("t/words",))
-    head = net("t/head", 1, {"fast": 1.25, "slow": 100.0}, inputs=("t/words",))
-    problem = problem_of(words, layers, head, on=cluster({"fast": 1, "slow": 1}, gb_per_s))
-    return Lanes(problem, ((0, 1),))
-
-
-@pytest.mark.parametrize(("gb_per_s", "devices"), [(0.0399, (0, 1)), (0.0401, (0,))])
-def test_what_is_next_to_a_heavy_metaop_runs_on_its_devices_where_moving_the_batch_takes_longer(
-    gb_per_s: float, devices: tuple[int, ...]
-) -> None:
-    """By itself on the fast device: a second, and a quarter of 80 MB there and back. With the samples that
-    layers have two of them take the slow device 2 s. So over links of 40 MB/s both are as long.
-    """
-    lanes = words_and_layers(gb_per_s)
-    found = lanes.of_node[0][0]
-    assert found is not None
-    assert found.devices == devices
-
-
-def test_a_metaop_with_another_batch_is_not_cut_where_its_neighbours_batch_is() -> None:
-    """Shares of six and two samples are of eight; of sixteen, eight would be computed by nobody."""
-    found = words_and_layers(0.001, 16, slow_s=3.0).of_node[0][0]
-    assert found is not None
-    assert found.devices == (0,)
-
-
 def test_pipelines_are_tried_further_from_the_bound_on_several_types() -> None:
     best = Prediction(124.0, 124.0, 0.0, 0.0, 0.0, 0.0)
     assert may_gain(best, 100.0)

@@ -17,7 +17,6 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.allocations import recomputed
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.pipelines.allocations import Allocation, _as
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Point, make_point
 from spindle_cli.plan.search.memory_fallback import describe, given_up
@@ -236,19 +235,6 @@ def test_notes_tell_both_ways_apart() -> None:
         "Memory asks for recomputed activations of 6 ops, 4 of them but for what takes longest."
     )
     assert describe([whole]) == "Memory asks for recomputed activations of 2 ops."
-
-
-def test_a_neighbours_devices_are_not_taken_where_they_split_what_is_recomputed_in_part() -> None:
-    """Beside a neighbour on two devices in shares of its own, or split between them."""
-    metaop = net("a/m", 2, 10, 6, inputs=())
-    problem = make_problem(profile_of(with_tp(metaop)), cluster_of(2), MemoryFallback(selective={"a/m": 2}))
-    (node,) = problem.nodes
-    alone = Allocation(node.points[0], (0,))
-    found = _as(problem, node, alone, node)
-    assert found is not None
-    assert (found.devices, found.point.selective, found.point.op_s) == ((0,), True, 3.25)
-    split = Allocation(replace(node.points[0], num_devices=2, tp=2), (0, 1))
-    assert _as(problem, node, split, node) is None
 
 
 def test_the_bound_on_types_counts_no_more_than_what_runs_again_at_least() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import inf
+from operator import le
 
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.plan.pipelines.allocations import Allocation, allocations_in
-from spindle_cli.plan.placing.calendar import of_type
-from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.strategies.baselines import Devices
+from spindle_cli.plan.placing.calendar import first_devices, of_type
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.strategies.baselines import Devices, best_point
 
 # Numbers of lanes that are tried, and most nodes of which each is one.
 COUNTS = (2, 3, 4, 6, 8)
@@ -58,14 +59,37 @@ def _lanes_of_one_type(of_types: Sequence[Sequence[int]]) -> Iterator[tuple[Devi
             yield tuple(lane for of_type in parts for lane in of_type)
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """What a node runs on in a lane."""
+
+    point: Point
+    devices: Devices
+
+
+def _fastest(problem: Problem, node: Node, lane: Devices) -> Allocation | None:
+    """The fastest allocation of a node inside a lane; None where it has none."""
+    cluster = problem.cluster
+    types = [cluster.type_of[device] for device in lane]
+    counts = [types.count(kind) for kind in cluster.types]
+    if node.points[0].counts is None:
+        point = best_point(node, len(lane))
+    else:
+        has_room = (point for point in node.points if all(map(le, point.counts or (), counts)))
+        point = min(has_room, key=lambda point: (point.op_s, point.num_devices), default=None)
+    devices = None if point is None else first_devices(cluster, point, lane)
+    return None if point is None or devices is None else Allocation(point, devices)
+
+
 class Lanes:
     """A way to cut the cluster, with the allocation of each node in each lane; None where it has none."""
 
     def __init__(self, problem: Problem, lanes: tuple[Devices, ...]) -> None:
         self.problem = problem
         self.devices = lanes
-        in_lanes = [allocations_in(problem, lane) for lane in lanes]
-        self.of_node: list[tuple[Allocation | None, ...]] = list(zip(*in_lanes, strict=True))
+        self.of_node: list[tuple[Allocation | None, ...]] = [
+            tuple(_fastest(problem, node, lane) for lane in lanes) for node in problem.nodes
+        ]
         self._known_s: dict[tuple[int, int, int], float] = {}
 
     @property
