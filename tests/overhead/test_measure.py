@@ -46,6 +46,15 @@ def test_a_process_that_dies_ends_it_with_an_error(monkeypatch: pytest.MonkeyPat
         measure_overhead(2)
 
 
+@pytest.mark.processes
+def test_processes_train_the_toys_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0, 2 and 4 train one, ranks 1 and 3 the other; of each the median counts."""
+    told_s = [7.0, 1.0, 5.0, 2.0, 6.0]
+    monkeypatch.setattr(measure, "_train", lambda rank, folder, pipe: pipe.send(told_s[rank]))
+    monkeypatch.setattr(measure, "may_fork", lambda: True)
+    assert measure._beside_plain_s(5, Path()) == (6.0, 1.5)
+
+
 def test_slices_take_what_steps_of_more_of_them_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 slices take 2.1 s more than one, 0.3 s each; of the 1.0 s of one with its step 0.7 s are left."""
     monkeypatch.setattr(measure, "_beside_plain_s", lambda processes, folder: (1.0, 3.1))

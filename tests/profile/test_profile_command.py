@@ -16,6 +16,7 @@ import pytest
 from helpers.cli import run_spindle, spindle_process
 from helpers.ready_commands import ReadyCommand
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.process.devices import cores_of_time
 from spindle_cli.profile.types import Profile
 
 TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"
@@ -109,6 +110,10 @@ def test_the_measured_link_is_in_the_profile_and_in_the_cluster_file(resumed: Re
 
 
 @pytest.mark.processes
+def test_what_the_runtime_takes_is_in_the_profile_where_both_cores_compute(resumed: Resumed) -> None:
+    assert (resumed.profile.processor.step_s > 0.0) == (cores_of_time() <= 2)
+
+
 def test_json_says_what_was_made(resumed: Resumed) -> None:
     assert resumed.summary["fingerprint"] == resumed.profile.workload.fingerprint
     assert resumed.summary["sources"] == ["measured"]
