@@ -79,7 +79,7 @@ def test_what_devices_hold_is_that_of_where_they_are_after_exchanges(seed: int) 
     problem = make_problem(drawn(seed), cluster_of(4, devices_per_node=2))
     for evaluated in best_of(problem, quick_candidates(problem)):
         assert evaluated is not None
-        again = measure(problem, evaluated.strategy, evaluated.slices)
+        again = measure(problem, evaluated.strategy, evaluated.slices, evaluated.after)
         assert again is not None
         assert evaluated.memory == again.memory
 

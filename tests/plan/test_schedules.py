@@ -251,20 +251,6 @@ def test_what_would_hand_on_much_runs_on_all_devices_though_fewer_are_as_fast(
     assert plan.predicted.iteration_s == pytest.approx(3.0 if num_devices == 2 else 3.05, rel=1e-3)
 
 
-@pytest.mark.parametrize("strategy", ["sequential", "spindle"])
-def test_a_loss_goes_to_all_devices_that_hold_its_input_where_messages_cost_more(
-    strategy: StrategyName,
-) -> None:
-    """A loss takes 10 ms on one device and 12 on four; three quarters of 100 MB take longer each way."""
-    tower = metaop_of("t/tower", 1, {4: 1.0}, trainable_fraction=0.0).model_copy(
-        update={"output_bytes": 100_000_000}
-    )
-    loss = metaop_of("t/loss", 1, {1: 0.010, 2: 0.011, 4: 0.012}, inputs=("t/tower",), param_bytes_per_op=0)
-    plan = make_plan(profile_of(tower, loss), cluster_of(4, devices_per_node=2), strategy, effort=0)
-    assert {piece.metaop: piece.dp for piece in plan.slices} == {"t/tower": 4, "t/loss": 4}
-    assert plan.predicted.iteration_s == pytest.approx(1.012)
-
-
 def test_what_runs_on_all_devices_in_parts_of_a_layer_alone_is_no_data_parallelism() -> None:
     split = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.5, backward_s=1.0, source="measured")
     net = metaop_of("a/net", 1, {1: 2.0}).model_copy(update={"curve": (split,)})

@@ -85,7 +85,7 @@ def on_all(profile: Profile, cluster: Cluster, part: Part, result: PlanResult) -
         slice_.model_copy(update={"devices": tuple(part.devices[device] for device in slice_.devices)})
         for slice_ in result.best.slices
     )
-    evaluated = measure_as_they_are(problem, "spindle", slices)
+    evaluated = measure_as_they_are(problem, "spindle", slices, result.best.after)
     if evaluated is not None and cluster.is_mixed and not evaluated.is_apart:
         evaluated = apart(problem, evaluated)
     return None if evaluated is None else replace(result, best=evaluated, cut=cut)

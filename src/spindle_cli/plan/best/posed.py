@@ -14,6 +14,7 @@ from spindle_cli.plan.mixed import candidates as on_types
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.evaluate import EvaluatedCandidate
+from spindle_cli.plan.search.spread import all_spread_out
 from spindle_cli.plan.strategies.baselines import baselines_on
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -61,7 +62,8 @@ class PosedProblem:
         if self._is_mixed:
             best, all_fit = self.best(strategy, effort)
             return [] if best is None else [best], all_fit
-        return best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
+        plans, all_fit = best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
+        return all_spread_out(self.problem, plans), all_fit
 
     def best(
         self, strategy: StrategyName, effort: int, within_s: float = inf

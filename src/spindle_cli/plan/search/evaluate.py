@@ -42,14 +42,16 @@ class EvaluatedCandidate:
     """A candidate's slices with devices and exact times, the memory that they need, and how long they will
     take.
 
-    `strategy`: the candidate's name. `sums_by_node`: False where sums and gathers by nodes were worth it, but
-    for the memory that their communicators take.
+    `strategy`: the candidate's name. `after`: for each slice, how many of those before it must have ended, as
+    in the candidate. `sums_by_node`: False where sums and gathers by nodes were worth it, but for the memory
+    that their communicators take.
     """
 
     strategy: str
     slices: tuple[Slice, ...]
     memory: tuple[DeviceMemory, ...]
     prediction: Prediction
+    after: tuple[int, ...] | None = None
     sums_by_node: bool = True
 
     @property
@@ -80,7 +82,7 @@ def evaluate_as_placed(problem: Problem, candidate: Candidate) -> EvaluatedCandi
     """A candidate on the devices that it says; None if it does not fit their memory."""
     assert candidate.devices is not None, "the candidate says its devices"
     slices = exact_slices(problem, Placed(candidate, candidate.devices))
-    return measure(problem, candidate.name, slices)
+    return measure(problem, candidate.name, slices, candidate.after)
 
 
 def slices_in_order(problem: Problem, candidate: Candidate, order: Sequence[Pass]) -> tuple[Slice, ...]:
@@ -174,8 +176,10 @@ def best_placed(
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
             slices, goes_to = arrange(problem, slices, num_exchanges)
             memory = None if memory is None else _renumbered(memory, goes_to, problem.cluster.reserve_bytes)
-        evaluated = None if memory is None else _measured(problem, candidate.name, slices, memory)
-        evaluated = evaluated or _in_best_groups(problem, candidate.name, slices)
+        evaluated = (
+            None if memory is None else _measured(problem, candidate.name, slices, memory, candidate.after)
+        )
+        evaluated = evaluated or _in_best_groups(problem, candidate.name, slices, candidate.after)
         if evaluated is not None:
             placements.append(evaluated)
     return min(placements, key=EvaluatedCandidate.rank, default=None)
@@ -191,21 +195,28 @@ def _place(problem: Problem, candidate: Candidate, weights: PlacementWeights) ->
     return None
 
 
-def measure(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> EvaluatedCandidate | None:
+def measure(
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
+) -> EvaluatedCandidate | None:
     """Memory and prediction of a strategy's placed slices; None if a device's memory is too small.
 
     Where all forward and then all backward does not fit, tasks are run in groups, each forward and then
     backward, as large as they fit.
+
+    Args:
+        after: what the candidate says of which slices wait for which.
     """
-    evaluated = measure_as_they_are(problem, strategy, slices)
-    return evaluated or _in_best_groups(problem, strategy, slices)
+    evaluated = measure_as_they_are(problem, strategy, slices, after)
+    return evaluated or _in_best_groups(problem, strategy, slices, after)
 
 
-def _in_best_groups(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> EvaluatedCandidate | None:
+def _in_best_groups(
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None
+) -> EvaluatedCandidate | None:
     """The best of groups of tasks that are run one after the other; None if none fits."""
     best: EvaluatedCandidate | None = None
     for ordered in _in_groups(problem, slices):
-        larger = measure_as_they_are(problem, strategy, ordered)
+        larger = measure_as_they_are(problem, strategy, ordered, after)
         if larger is None:
             break  # a larger group holds more
         if best is None or larger.rank() < best.rank():
@@ -226,11 +237,11 @@ def _fits_in_groups(problem: Problem, slices: tuple[Slice, ...]) -> bool:
 
 
 def measure_as_they_are(
-    problem: Problem, strategy: str, slices: tuple[Slice, ...]
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> EvaluatedCandidate | None:
     """Evaluate slices in the order of passes that they have; None if they do not fit."""
     memory = _memory_within(problem, slices)
-    return None if memory is None else _measured(problem, strategy, slices, memory)
+    return None if memory is None else _measured(problem, strategy, slices, memory, after)
 
 
 def _memory_within(problem: Problem, slices: tuple[Slice, ...]) -> tuple[DeviceMemory, ...] | None:
@@ -251,7 +262,11 @@ def _renumbered(
 
 
 def _measured(
-    problem: Problem, strategy: str, slices: tuple[Slice, ...], memory: tuple[DeviceMemory, ...]
+    problem: Problem,
+    strategy: str,
+    slices: tuple[Slice, ...],
+    memory: tuple[DeviceMemory, ...],
+    after: tuple[int, ...] | None,
 ) -> EvaluatedCandidate | None:
     """`memory`: of devices, without communicators. What goes by nodes takes more of them: where these have
     no room, all goes over all devices at once.
@@ -278,7 +293,7 @@ def _measured(
         return None
     steps_s = optimizer_steps_s(whole, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(slice_.last_s for slice_ in slices), steps_s)
-    return EvaluatedCandidate(strategy, slices, whole, prediction, placed.sums_by_node)
+    return EvaluatedCandidate(strategy, slices, whole, prediction, after, placed.sums_by_node)
 
 
 def _with_communicators(
@@ -294,6 +309,7 @@ def fastest(
     problem: Problem,
     strategy: str,
     candidates: Iterable[tuple[Slice, ...]],
+    after: tuple[int, ...] | None = None,
     within_s: float = inf,
 ) -> EvaluatedCandidate | None:
     """The best of some orders of passes, of equals the first; None if none fits and takes at most `within_s`.
@@ -305,7 +321,7 @@ def fastest(
     for number, (end_s, slices) in sorted(enumerate(in_order), key=lambda item: item[1][0]):
         if end_s > within_s:
             break
-        evaluated = measure_as_they_are(problem, strategy, slices)
+        evaluated = measure_as_they_are(problem, strategy, slices, after)
         if evaluated is None or (best is not None and best[:2] <= (evaluated.rank(), number)):
             continue
         best = evaluated.rank(), number, evaluated

@@ -73,4 +73,4 @@ def _best(
     problem: Problem, evaluated: EvaluatedCandidate, orders: Iterable[Sequence[Pass]], within_s: float = inf
 ) -> EvaluatedCandidate | None:
     candidates = (timed(problem, evaluated.slices, order) for order in dict.fromkeys(map(tuple, orders)))
-    return fastest(problem, evaluated.strategy, candidates, within_s)
+    return fastest(problem, evaluated.strategy, candidates, evaluated.after, within_s)
