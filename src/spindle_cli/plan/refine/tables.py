@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import accumulate, pairwise, product
-from math import inf
+from math import gcd, inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -379,7 +378,7 @@ def _worth_having(points: Sequence[Point]) -> Iterator[Point]:
     """Give those on one type of device, and those on several that none as fast beats by more than `SLACK`, by
     prices of the types' seconds: what an op takes at least of each by itself.
     """
-    on_one = [point for point in points if sum(map(bool, point.of_types)) == 1]
+    on_one = [point for point in points if _is_on_one_type(point)]
     alone_s = [
         min((point.num_devices * point.op_s for point in on_one if point.of_types[number]), default=inf)
         for number in range(len(points[0].of_types))
@@ -389,9 +388,14 @@ def _worth_having(points: Sequence[Point]) -> Iterator[Point]:
         worth = point.op_s * sum(
             count / seconds for count, seconds in zip(point.of_types, alone_s, strict=True)
         )
-        if point in on_one or worth <= (1 + SLACK) * least:
+        if _is_on_one_type(point) or worth <= (1 + SLACK) * least:
             yield point
         least = min(least, worth)
+
+
+def _is_on_one_type(point: Point) -> bool:
+    """Tell whether all devices of an allocation are of one type."""
+    return sum(map(bool, point.of_types)) == 1
 
 
 def _batch_sums(metaops: Sequence[MetaOpProfile]) -> Records:
@@ -409,18 +413,21 @@ def _options(options: Sequence[Option], cluster: Cluster) -> tuple[Records, Reco
     rows: list[tuple[float, ...]] = []
     of_types: list[tuple[float, ...]] = []
     ends: list[float] = []
-    end_from: dict[tuple[Fraction, ...], int] = {}
+    end_from: dict[tuple[int, ...], int] = {}
     op_bytes: list[tuple[float, ...]] = []
     bytes_from: dict[tuple[str, float, int, int, Link | None], int] = {}
     for option in options:
         metaop, point, _, _, allocation = option
         samples = _samples_of(point, metaop)
-        cuts = tuple(Fraction(end, metaop.batch_size) for end in accumulate(samples, initial=0))
-        if cuts not in end_from:
-            end_from[cuts] = len(ends)
-            ends += map(float, cuts)
+        cuts = tuple(accumulate(samples, initial=0))
+        # Equal parts of other batches are the same cuts.
+        divisor = gcd(*cuts)
+        parts = tuple(end // divisor for end in cuts)
+        if parts not in end_from:
+            end_from[parts] = len(ends)
+            ends += (end / metaop.batch_size for end in cuts)
         shape = point.num_devices, point.dp, point.tp, option.keeping, allocation
-        places = len(cluster.types) * len(rows), end_from[cuts]
+        places = len(cluster.types) * len(rows), end_from[parts]
         again_s = point.again * point.forward_s
         times_s = point.forward_s, point.backward_s, again_s, _sums_s(option, cluster)
         rows.append((*shape, *places, *times_s, option.moved))
