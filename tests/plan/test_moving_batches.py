@@ -6,7 +6,7 @@ import pytest
 
 from helpers.plans import cluster_of
 from spindle_cli.account.activations import Layout
-from spindle_cli.plan.placing.moving import moving_s
+from spindle_cli.plan.search.spread import moving_s
 
 MB = 10**6
 # 20 us and 1 GB/s between nodes, 10 us and 5 GB/s inside.

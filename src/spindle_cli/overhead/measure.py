@@ -12,7 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -51,8 +51,11 @@ _ALONE = WorkerEnvironment(0, 0, 1, 1, "127.0.0.1", 0)
 _TOYS: tuple[Callable[[], Workload], ...] = (toy.one_slice, toy.slice_per_layer)
 
 
-def measure_overhead(processes: int) -> RuntimeOverhead:
+def measure_overhead(processes: int, threads: int) -> RuntimeOverhead:
     """Train both toys in so many processes at once, two at least, one toy in each.
+
+    Args:
+        threads: of each process, as a device of a run has them.
 
     Raises:
         RunFailedError: a process died.
@@ -61,7 +64,17 @@ def measure_overhead(processes: int) -> RuntimeOverhead:
         folder = Path(name)
         for build in _TOYS:
             _plan(build, folder)
-        one_s, apart_s = _beside_plain_s(max(processes, len(_TOYS)), folder)
+        return overhead_of(_beside_plain_s(max(processes, len(_TOYS)), threads, folder))
+
+
+def overhead_of(seconds: Sequence[float]) -> RuntimeOverhead:
+    """Tell steps from slices. Noise is no gain: neither is less than nothing.
+
+    Args:
+        seconds: that a step of a toy takes more than plain PyTorch, by rank; those of even rank train it as
+            one slice, the others as a slice for each layer.
+    """
+    one_s, apart_s = (median(seconds[number :: len(_TOYS)]) for number in range(len(_TOYS)))
     pass_s = max(apart_s - one_s, 0.0) / (toy.NUM_LAYERS - 1)
     return RuntimeOverhead(step_s=max(one_s - pass_s, 0.0), pass_s=pass_s)
 
@@ -75,18 +88,20 @@ def _plan(build: Callable[[], Workload], folder: Path) -> None:
     write_plan(_plan_file(folder, build), make_plan(profile, _ONE_DEVICE, "sequential"))
 
 
-def _beside_plain_s(processes: int, folder: Path) -> tuple[float, ...]:
-    """Seconds that a step of each toy takes more than plain PyTorch; the medians of the processes."""
-    context: Any = multiprocessing.get_context("fork" if may_fork() else "spawn")
+def _beside_plain_s(processes: int, threads: int, folder: Path) -> list[float]:
+    """Seconds that a step of a toy takes more than plain PyTorch in each of some processes."""
+    # With several threads this process has a pool of them, which a fork would wait for.
+    context: Any = multiprocessing.get_context("fork" if threads == 1 and may_fork() else "spawn")
     trainings, pipes = [], []
     try:
         for rank in range(processes):
             ours, theirs = context.Pipe(duplex=False)
-            trainings.append(context.Process(target=_train, args=(rank, folder, theirs), daemon=True))
+            arguments = (rank, threads, folder, theirs)
+            trainings.append(context.Process(target=_train, args=arguments, daemon=True))
             trainings[-1].start()
             theirs.close()
             pipes.append(ours)
-        seconds: list[float] = [pipe.recv() for pipe in pipes]
+        return [pipe.recv() for pipe in pipes]
     except EOFError as error:
         raise RunFailedError(
             "a process that measures what the runtime takes has died",
@@ -96,13 +111,12 @@ def _beside_plain_s(processes: int, folder: Path) -> tuple[float, ...]:
         for training in trainings:
             training.kill()
             training.join()
-    return tuple(median(seconds[number :: len(_TOYS)]) for number in range(len(_TOYS)))
 
 
-def _train(rank: int, folder: Path, pipe: Connection) -> None:
+def _train(rank: int, threads: int, folder: Path, pipe: Connection) -> None:
     """In a process of its own, train a toy as planned and plainly; tell how much longer its steps take."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     planned_s = _step_s(_planned(folder, _TOYS[rank % len(_TOYS)], rank))
     dist.destroy_process_group()

@@ -24,7 +24,7 @@ class Layer(nn.Module):
 
 
 class OtherLayer(Layer):
-    """The same layer as another class: between such, a run of equal layers ends."""
+    """A layer that computes what `Layer` does, but no equal of it: a run of equal layers ends at it."""
 
 
 class Chain(nn.Module):

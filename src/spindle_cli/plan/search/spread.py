@@ -11,13 +11,20 @@ evaluated as part of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from spindle_cli.account.activations import Layout, edge_bytes, edges_between, layout_of
+from spindle_cli.account.activations import (
+    Layout,
+    busiest_s,
+    edge_bytes,
+    edges_between,
+    handed_over,
+    layout_of,
+)
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import exact_slices
-from spindle_cli.plan.placing.moving import moving_s
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Candidate, Placed, UnplacedSlice
 from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure
@@ -166,3 +173,16 @@ def _evaluated_again(
     candidate = Candidate(evaluated.strategy, pieces, after=evaluated.after)
     placed = Placed(candidate, tuple(slice_.devices for slice_ in slices))
     return measure(problem, evaluated.strategy, exact_slices(problem, placed), evaluated.after)
+
+
+def moving_s(moves: Iterable[tuple[Layout, Layout, int]], cluster: Cluster) -> float:
+    """Seconds that moves of batches between layouts take, were nothing else under way: until the busiest port
+    is through with all, and all that was sent in parts is gathered.
+
+    Args:
+        moves: from, to, and the bytes of the whole batch.
+    """
+    over = [handed_over(source, destination, num_bytes, cluster) for source, destination, num_bytes in moves]
+    return busiest_s((send for handed in over for send in handed.sends), cluster) + sum(
+        handed.gather_s for handed in over
+    )

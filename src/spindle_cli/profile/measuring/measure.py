@@ -111,7 +111,7 @@ def measure(
     measuring = _Measuring(table, settings, kept, console)
     measuring.run(workers, analysed)
     if settings.overhead is not None and kept.overhead is None and turns_of(settings):
-        kept.add_overhead(settings.overhead(settings.processes))
+        kept.add_overhead(settings.overhead(settings.processes, settings.threads))
     noise = measuring.noise()
     _judge(noise, kept, settings, note)
     for job in table.jobs:

@@ -17,8 +17,8 @@ from spindle_cli.profile.types import RuntimeOverhead, Source
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.file import Precision as TrainPrecision
 
-# Measures what the runtime takes of each processor, with so many processes at it.
-MeasuresOverhead = Callable[[int], RuntimeOverhead]
+# Measures what the runtime takes of each processor, given how many processes are at it, and threads of each.
+MeasuresOverhead = Callable[[int, int], RuntimeOverhead]
 
 
 @dataclass(frozen=True)
