@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from torch import Tensor
 
 from helpers.made import made_plan
 from helpers.plans import cluster_of
+from spindle_cli import api
 from spindle_cli.errors import RunFailedError
 from spindle_cli.overhead import measure, toy
 from spindle_cli.overhead.measure import measure_overhead, overhead_of
@@ -36,6 +38,25 @@ def test_a_step_and_a_slice_take_time_beside_plain_pytorch() -> None:
     overhead = measure_overhead(2, 1)
     assert 1e-4 < overhead.step_s < 1.0
     assert 0.0 <= overhead.pass_s < overhead.step_s
+
+
+@pytest.mark.processes
+def test_what_layers_of_their_own_slices_take_longer_is_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other layer of the toy that has a slice for each multiplies matrices, too: 0.25 GFLOP."""
+    times = torch.eye(500)
+
+    def slow(layer: toy.OtherLayer, x: Tensor) -> Tensor:
+        return toy.Layer.forward(layer, x) + (times @ times).mean()
+
+    monkeypatch.setattr(toy.OtherLayer, "forward", slow)
+    monkeypatch.setattr(measure, "may_fork", lambda: True)
+    assert measure_overhead(2, 1).pass_s > 1e-3
+
+
+@pytest.mark.processes
+def test_a_profile_made_in_python_has_it_too() -> None:
+    profile = api.profile(TINY, nproc=2, threads=1, time_limit=0.01, accept_noise=True, check=False)
+    assert (profile.processor.step_s > 0.0) == (cores_of_time() <= 2)
 
 
 @pytest.mark.processes

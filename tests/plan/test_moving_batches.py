@@ -34,3 +34,10 @@ def test_inside_a_node_each_device_has_its_own_way_and_the_busiest_counts() -> N
     apart = [(layout(0), layout(0, 1), MB), (layout(1), layout(1, 2), MB)]
     assert moving_s(apart, cluster) == pytest.approx(HALF_INSIDE_S)
     assert moving_s([(layout(0, 1), layout(0, 1), MB)], cluster) == 0.0
+
+
+def test_halves_that_cross_nodes_are_gathered_behind_the_sends() -> None:
+    """Two tensor-parallel devices of another node are sent half each, and hand it to each other inside."""
+    split = Layout((2, 3), 1, 2, 8)
+    moved_s = moving_s([(layout(0), split, MB)], cluster_of(4, devices_per_node=2))
+    assert moved_s == pytest.approx(2 * HALF_S + HALF_INSIDE_S)
