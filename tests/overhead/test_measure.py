@@ -59,24 +59,30 @@ def test_a_profile_made_in_python_has_it_too() -> None:
     assert (profile.processor.step_s > 0.0) == (cores_of_time() <= 2)
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("capfd")
-def test_a_process_that_dies_ends_it_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, read = os.getpid(), toy.Numbers.__getitem__
+@pytest.fixture
+def failing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the toy fail in what is forked from this process, and nowhere else."""
+    here, read = os.getpid(), toy.Numbers.__getitem__
 
-    def fails_elsewhere(numbers: toy.Numbers, index: int) -> dict[str, Tensor]:
-        assert os.getpid() == ours
+    def sample(numbers: toy.Numbers, index: int) -> dict[str, Tensor]:
+        assert os.getpid() == here
         return read(numbers, index)
 
-    monkeypatch.setattr(toy.Numbers, "__getitem__", fails_elsewhere)
-    monkeypatch.setattr(measure, "may_fork", lambda: True)  # so that it has what was put in its place
+    monkeypatch.setattr(toy.Numbers, "__getitem__", sample)
+    monkeypatch.setattr(measure, "may_fork", lambda: True)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("capfd", "failing_elsewhere")
+def test_a_process_that_dies_ends_it_with_an_error() -> None:
     with pytest.raises(RunFailedError, match="what the runtime takes has died"):
         measure_overhead(2, 1)
 
 
 @pytest.mark.processes
-def test_processes_of_several_threads_measure_it_too() -> None:
-    """They are not forked, as this process has a pool of threads."""
+@pytest.mark.usefixtures("failing_elsewhere")
+def test_processes_of_several_threads_are_not_forked() -> None:
+    """This process may have a pool of threads then, which a fork would wait for."""
     assert measure_overhead(2, 2).step_s > 1e-4
 
 
