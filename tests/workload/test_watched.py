@@ -266,6 +266,16 @@ def test_the_way_to_declare_it_is_said_with_its_name() -> None:
     assert "run.set_value('task/block.rate', number)" in str(caught.value)
 
 
+def test_what_no_task_can_name_is_to_be_kept_where_one_can() -> None:
+    watch, model = watch_of_model()
+    model.add.__closure__[0].cell_contents = 0.5
+    with pytest.raises(WorkloadError) as caught:
+        watch.check(0)
+    assert "reads offset, which was 0.25" in str(caught.value)
+    assert "attribute of the task's module (self.offset = 0.0)" in str(caught.value.hint)
+    assert "step_values={'offset': function}" in str(caught.value.hint)
+
+
 def loaded(folder: Path, callback: str, function: str = "build") -> LoadedWorkload:
     source = folder / "w.yaml"
     train = {"callbacks": [f"{watched_code.__file__}:{callback}"]}

@@ -133,10 +133,11 @@ def refuse_setters(train: TrainSettings, source: str, workload: Workload) -> Non
 
 def _sets_what_is_read(cls: type, setting: _Set, watch: Watch, entry: Entry) -> WorkloadError:
     read = watch.reads.place_of(setting.name)
+    path = entry.path if setting.name == entry.key else f"{entry.path}.{setting.name}"
     return WorkloadError(
         f"{setting.place}: the callback {cls.__name__} sets {setting.name!r}, which forward reads"
         f"{f' ({read})' if read else ''}: what is traced, and other devices, would not have that",
-        hint=entry.way_to_declare(setting.name),
+        hint=watch.way_to_declare(path, entry.task),
     )
 
 

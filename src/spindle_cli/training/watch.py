@@ -12,6 +12,7 @@ import dis
 import itertools
 import operator
 import os
+import re
 import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from torch.utils.data import Dataset
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import built_modules, modules_of, settled_module_name
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.introspection import (
     ASKS_ENVIRONMENT,
     OF_ENVIRONMENT,
@@ -35,7 +37,7 @@ from spindle_cli.workload.introspection import (
     is_users,
     is_users_own,
 )
-from spindle_cli.workload.step_values import HELD_AS, StepValues, is_number
+from spindle_cli.workload.step_values import HELD_AS, StepValues, find_places, is_number
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -55,11 +57,18 @@ _SETTING = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR", "DELETE
 _FILLING = ("append", "add", "update", "setdefault", "extend", "insert", "pop", "popitem", "clear", "remove")
 _TAKES_GRADIENT = operator.attrgetter("requires_grad")
 _GONE = object()
+_NOWHERE = nn.Module()
 _CHANGED = object()  # in the place of what it was, where that is not known any more
 _DECLARE = (
     "A number that changes while the model is trained is declared: "
     "Task(..., step_values={{{path!r}: function}}), function(step) giving it for a step counted from 0; or "
     "{path!r}: number, and run.set_value({name!r}, number) in a callback."
+)
+_KEEP = (
+    "A number that changes while the model is trained is one that a task can name: keep it as an attribute "
+    "of the task's module (self.{name} = 0.0), which forward reads, or as a name of the Python module. Then "
+    "declare it: Task(..., step_values={{{name!r}: function}}), function(step) giving it for a step counted "
+    "from 0; or {name!r}: number, and run.set_value('TASK/{name}', number) in a callback."
 )
 _FIXED = (
     "Let it stay what it is while the run lasts. Numbers may change that tasks declare (Task.step_values): "
@@ -100,11 +109,6 @@ class Entry:
         inside = self.seen if isinstance(self.seen, dict) else ()
         return (self.key, *(key for key in inside if isinstance(key, str)))
 
-    def way_to_declare(self, name: str) -> str:
-        """Return what to do where code sets it, or the entry `name` of it."""
-        path = self.path if name == self.key else f"{self.path}.{name}"
-        return _DECLARE.format(path=path, name=f"{self.task or 'TASK'}/{path}")
-
     def now(self) -> Any:
         """Return the present value."""
         return self.holder.get(self.key, _GONE)
@@ -130,11 +134,12 @@ class Entry:
 class Watch:
     """Everything that the forwards of a workload read and that is to stay as it is.
 
-    `trains`: of each parameter, whether it takes a gradient.
+    `roots`: the tasks' modules, by name. `trains`: of each parameter, whether it takes a gradient.
     """
 
     reads: Reads
     values: StepValues
+    roots: Mapping[str, nn.Module]
     entries: list[Entry] = field(default_factory=list)
     trains: list[tuple[str, str, nn.Parameter, bool]] = field(default_factory=list)
 
@@ -165,7 +170,8 @@ class Watch:
             finder.look_into(task, name, module)
         finder.look_around()
         of_data = [entry for task in workload.all_tasks for entry in _read_by_data(task, values)]
-        return cls(reads, values, finder.entries + of_data, finder.trains)
+        roots = {task.name: root_of(task) for task in workload.all_tasks}
+        return cls(reads, values, roots, finder.entries + of_data, finder.trains)
 
     def check_between(self, step: int) -> None:
         """See whether a buffer or a declared number was changed since the last step, in front of a step
@@ -262,8 +268,18 @@ class Watch:
         return WorkloadError(
             f"{where}{of_task}forward reads {path}, which {said} before step {step + 1}: it was changed from "
             "outside, and what is traced, and other devices, do not have that",
-            hint=_DECLARE.format(path=path, name=f"{entry.task or 'TASK'}/{path}") if number else _FIXED,
+            hint=self.way_to_declare(path, entry.task) if number else _FIXED,
         )
+
+    def way_to_declare(self, path: str, task: str) -> str:
+        """Return what to do where code sets a number that forward reads: a path that a declaration takes is
+        named; a variable of a function, say, has none. `task`: whose module holds it; '' for what none does.
+        """
+        try:
+            find_places(path, self.roots.get(task, _NOWHERE), "")
+        except WorkloadError:
+            return _KEEP.format(name=re.split("[.:]", path)[-1])
+        return _DECLARE.format(path=path, name=f"{task or 'TASK'}/{path}")
 
 
 def _read_by_data(task: Task | FlowTask, values: StepValues) -> list[Entry]:

@@ -23,7 +23,16 @@ from spindle_cli.workload.graph import DECLARE
 from spindle_cli.workload.refuse import place_of_caller, place_of_error
 
 _ROW = 1024  # elements that make one number
-
+_FOR_PARAMETERS = (
+    f"{DECLARE} Initial values come by `init_from`, and gradients are clipped by `clip_norm` and "
+    "`clip_value`. A copy of your own (copy.deepcopy) may be changed."
+)
+_FOR_BUFFERS = (
+    "A number that changes from step to step is an attribute instead (self.beta = 0.0), and declared: "
+    "Task(..., step_values={'beta': function}), function(step) giving it for a step counted from 0. Buffers "
+    "that follow from what forward computes are changed in forward. Initial values come by `init_from`. A "
+    "copy of your own (copy.deepcopy) may be changed."
+)
 
 Held = Sequence[tuple[str, str, nn.Module]]  # modules, with their tasks and names
 
@@ -84,8 +93,7 @@ def _changed(said: str, what: str, place: str | None) -> WorkloadError:
     where = f"{place}: " if place else ""
     return WorkloadError(
         f"{where}{said.format(what)}: other devices have it, or a part of it, and the next step has begun",
-        hint=f"{DECLARE} Initial values come by `init_from`, and gradients are clipped by `clip_norm` and "
-        "`clip_value`. A copy of your own (copy.deepcopy) may be changed.",
+        hint=_FOR_BUFFERS if what.startswith("the buffer") else _FOR_PARAMETERS,
     )
 
 
