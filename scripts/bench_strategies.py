@@ -27,8 +27,8 @@ from bench_tables import Row, write_page
 from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
 from pattern_bound import pattern_bound_s
 
+from spindle_cli.costs.beyond_curve import Again
 from spindle_cli.costs.flops import arithmetic_of, flops_by_metaop, peak_flops_per_s
-from spindle_cli.costs.recompute_and_offload import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.files.writing import write_text

@@ -28,7 +28,7 @@ from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.request import RunRequest, WorkerError
 from spindle_cli.files.run_files import PredictedVsMeasured, StepMetrics
-from spindle_cli.files.runs.timeline import MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredTimeline
 from spindle_cli.init.types import InitReport
 from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import Launch

@@ -24,8 +24,8 @@ from spindle_cli.launch.run_dir import forget_errors
 from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.types import LaunchOptions
 from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.run_report import write_run_trace
 from spindle_cli.launch.watching.stuck import doing_of_all
-from spindle_cli.launch.watching.trace import write_run_trace
 from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.comparing.captured import open_run
 from spindle_cli.workload.building.load import load

@@ -59,7 +59,7 @@ from spindle_cli.files.run_files import (
     SliceTimes,
     StepMetrics,
 )
-from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import WorkerExit, WorkerExits
 from spindle_cli.plan.file import read_plan, write_plan

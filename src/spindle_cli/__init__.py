@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spindle_cli.api import plan, profile
-    from spindle_cli.files.runs.evaluations import Evaluation
+    from spindle_cli.files.runs.records import Evaluation
     from spindle_cli.plan.types import Plan
     from spindle_cli.profile.types import Profile
     from spindle_cli.runtime.following.callback import Callback, RunInfo

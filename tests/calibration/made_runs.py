@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
-from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import tells_shares_apart, times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
@@ -21,7 +21,7 @@ from spindle_cli.files.run_files import (
     SliceTimes,
     StepMetrics,
 )
-from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.mixed.seen import seen_on

@@ -19,8 +19,7 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.calibrate.history import from_history
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import read_run
-from spindle_cli.calibrate.report import report_on, summary_lines
-from spindle_cli.calibrate.run import Calibrated, calibrate
+from spindle_cli.calibrate.run import Calibrated, calibrate, report_on, summary_lines
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
@@ -32,7 +31,7 @@ from spindle_cli.files.run_files import (
     SetMeasured,
     SliceTimes,
 )
-from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan

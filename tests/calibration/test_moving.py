@@ -17,7 +17,7 @@ from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.reading import Run, read_run
 from spindle_cli.calibrate.run import calibrate
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.runs.timeline import MeasuredSpan
+from spindle_cli.files.runs.records import MeasuredSpan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MeasuredLink, Profile
 

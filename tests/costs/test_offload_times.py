@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of
-from spindle_cli.costs.recompute_and_offload import hidden_share, spread_over, stalls
+from spindle_cli.costs.beyond_curve import hidden_share, spread_over, stalls
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.files.cluster import Cluster, Link, NodeGroup
 from spindle_cli.plan.types import Slice

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_offload_times import net, piece
 
-from spindle_cli.costs.recompute_and_offload import Stalls, stalls, stalls_of_share
+from spindle_cli.costs.beyond_curve import Stalls, stalls, stalls_of_share
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.files.cluster import Cluster, GroupLinks, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice

@@ -17,7 +17,7 @@ from spindle_cli.files.artifact import Artifact, read_data
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.request import RunRequest, WorkerError
 from spindle_cli.files.run_files import PredictedVsMeasured
-from spindle_cli.files.runs.timeline import MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredTimeline
 from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import WorkerExits
 from spindle_cli.plan.types import Plan, parse_devices

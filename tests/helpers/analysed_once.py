@@ -40,7 +40,7 @@ def analysed_for_requests(source: Source, lengths: Lengths) -> tuple[WorkloadGra
     find = partial(analyses().of, lengths=lengths, evaluates=True)
     try:
         found = analyse_source(source, lambda workload: find(workload)[0])
-    except localise._UnlocalisableError:
+    except localise.NotInPartError:
         return find(build(source))
     analysed[key_of(source), repr({"lengths": lengths, "evaluates": True})] = found
     memo = analyses().memo

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, device_memory
-from spindle_cli.costs.recompute_and_offload import share_again
+from spindle_cli.costs.beyond_curve import share_again
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, OpMemory, Profile, WorkloadRef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spindle_cli.files.runs.timeline import MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.runtime.measuring.timeline import LapRow, Offset, Ran, RankStep, StepProgram, make_timeline

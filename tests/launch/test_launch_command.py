@@ -23,8 +23,7 @@ from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import METRICS_FILE, newest_model, read_metrics
-from spindle_cli.files.runs.attempts import read_attempts
-from spindle_cli.files.runs.timeline import MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredTimeline, read_attempts
 from spindle_cli.plan.file import read_plan
 from spindle_cli.workload.building.load import load
 

@@ -12,7 +12,7 @@ from helpers.cli import run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.launch.build import build_again, build_launch, shell_script
+from spindle_cli.launch.build import build_again, build_launch
 from spindle_cli.launch.run_dir import hand_on
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 
@@ -101,7 +101,7 @@ def test_the_script_is_what_the_launch_says() -> None:
     _, plan = two_towers()
     options = LaunchOptions(steps=7)
     launch = build_launch(plan, Path("/plan.yaml"), "toy:build", Path("/a run"), LOOPBACK, options)
-    lines = shell_script(launch).splitlines()
+    lines = launch.shell_script().splitlines()
     assert lines[:3] == [
         "# 2 workers on cpu, gloo",
         "mkdir -p '/a run/workers'",

@@ -20,7 +20,7 @@ from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.files.request import log_path
 from spindle_cli.files.run_files import METRICS_FILE, read_metrics
 from spindle_cli.launch.attempts import MetricsFollower, Watch
-from spindle_cli.launch.build import build_launch, shell_script
+from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.network import LOOPBACK, interface_of, listen
@@ -204,7 +204,7 @@ def test_the_dry_runs_scripts_of_two_nodes_train_as_one_run(tmp_path: Path) -> N
     with listen(LOOPBACK, 0) as probe:
         master = Address(LOOPBACK, probe.getsockname()[1])
     shares = [NodeShare(rank, 2, 1, master, interface_of(LOOPBACK)) for rank in range(2)]
-    scripts = [shell_script(launch_of(tmp_path / "a run", "train", share=share)) for share in shares]
+    scripts = [launch_of(tmp_path / "a run", "train", share=share).shell_script() for share in shares]
     nodes = [subprocess.Popen(["/bin/sh", "-c", script]) for script in scripts]
     assert [node.wait(timeout=120) for node in nodes] == [0, 0]
     assert [metrics.step for metrics in read_metrics(tmp_path / "a run")] == [1, 2, 3]

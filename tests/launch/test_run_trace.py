@@ -17,8 +17,8 @@ from helpers.traces import require_drawable
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.files.runs.chrome_trace import Bar, TraceEvent
-from spindle_cli.files.runs.timeline import MeasuredTimeline
-from spindle_cli.launch.watching.trace import require_writable, trace_events, write_run_trace
+from spindle_cli.files.runs.records import MeasuredTimeline
+from spindle_cli.launch.watching.run_report import require_writable, trace_events, write_run_trace
 from spindle_cli.plan.types import Plan
 from spindle_cli.simulate.events import trace_events as simulated_events
 from spindle_cli.simulate.run import simulate

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.examples import examples
 from helpers.several_types import cluster_of_types, metaop_on_types
-from spindle_cli.costs.recompute_and_offload import Again
+from spindle_cli.costs.beyond_curve import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound.pricing import Pricing
 from spindle_cli.plan.cutting.allocations import allocations, groups_of_type, point_of_cut, recomputed

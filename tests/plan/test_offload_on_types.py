@@ -13,7 +13,7 @@ from helpers.examples import examples
 from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.several_types import metaop_on_types, profile_on_types
-from spindle_cli.costs.recompute_and_offload import hidden_on, links_of_shares, spread_over
+from spindle_cli.costs.beyond_curve import hidden_on, links_of_shares, spread_over
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, GroupLinks, Link, Links, NodeGroup

@@ -14,7 +14,7 @@ from helpers.offloaded import moved
 from helpers.offloaded import sound as sound_within
 from helpers.plans import SELECTIVE, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.recompute_and_offload import Again, spread_over, stalls
+from spindle_cli.costs.beyond_curve import Again, spread_over, stalls
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup

@@ -10,7 +10,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.check.run import check_plan
-from spindle_cli.costs.recompute_and_offload import Again, selectively_saved_bytes
+from spindle_cli.costs.beyond_curve import Again, selectively_saved_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.bound.bound import lower_bound

@@ -14,7 +14,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.workload.building.load import drop, to_meta
+from spindle_cli.workload.building.memory import drop, to_meta
 from spindle_cli.workload.types import Task, Workload
 
 WIDTH = 4

@@ -14,7 +14,7 @@ from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op.counting import count_work
-from spindle_cli.workload.building.load import drop
+from spindle_cli.workload.building.memory import drop
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload

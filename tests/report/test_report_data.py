@@ -29,8 +29,8 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.build import build_report, rows_by
-from spindle_cli.report.reading.series import MAX_POINTS
 from spindle_cli.report.run import flops_by_task, run_view
+from spindle_cli.report.series import MAX_POINTS
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.report.types import equal_runs, runs_of
 from spindle_cli.simulate.run import simulate

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
-from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.files.runs.records import Evaluation, read_evaluations
 from spindle_cli.verify import plain
 from spindle_cli.verify.compare import compare_evaluations
 from spindle_cli.verify.rounding import RoundingNoise

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from helpers.torch_versions import widens_gradients
 from spindle_cli.analysis.fixed.fields import same_in_every_sample
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.runs.evaluations import read_evaluations
+from spindle_cli.files.runs.records import read_evaluations
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import Task
 

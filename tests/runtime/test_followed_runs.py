@@ -23,7 +23,7 @@ from spindle_cli.checkpoint.tensors import WholeTensors
 from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
 from spindle_cli.files.run_files import read_metrics
-from spindle_cli.files.runs.evaluations import read_evaluations
+from spindle_cli.files.runs.records import read_evaluations
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.workload.types import Task

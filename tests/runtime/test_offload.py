@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from spindle_cli.costs.recompute_and_offload import HOST_BLOCK_BYTES
+from spindle_cli.costs.beyond_curve import HOST_BLOCK_BYTES
 from spindle_cli.runtime.step import offload as subject
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for, parts_of
 from spindle_cli.runtime.step.offload import SliceCopies, storage_of

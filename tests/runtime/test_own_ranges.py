@@ -30,10 +30,11 @@ from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory, with_memory
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
-from spindle_cli.workload.building.load import load, swap, to_meta
+from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.memory import swap, to_meta
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.graph import ParameterTable
-from spindle_cli.workload.initial.matching import OwnPart, OwnValues
+from spindle_cli.workload.initial.types import OwnPart, OwnValues
 
 CPU = torch.device("cpu")
 WHOLE = Case("whole", ON_SOME, apart=3, sharding=Sharding.PARAMETERS, dtype=None)

@@ -22,7 +22,7 @@ from value_toys import BUILT, HANDED, SETTINGS, Net
 
 from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
-from spindle_cli.files.runs.evaluations import read_evaluations
+from spindle_cli.files.runs.records import read_evaluations
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.trainer import Trainer

@@ -10,8 +10,8 @@ from case_runs import ADAMW, Case
 
 from helpers.plans import two_towers
 from helpers.timelines import simulated_timeline
-from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
-from spindle_cli.launch.watching.trace import write_run_trace
+from spindle_cli.files.runs.records import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.launch.watching.run_report import write_run_trace
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.run import measured_iteration
 from spindle_cli.runtime.measuring.timeline import offset_of

@@ -16,7 +16,7 @@ from spindle_cli.calibrate.reading import read_run
 from spindle_cli.errors import InputError, RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import PREDICTED_FILE, model_path, read_metrics
-from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.files.runs.records import Evaluation, read_evaluations
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks

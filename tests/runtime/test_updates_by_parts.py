@@ -14,7 +14,7 @@ from plain_loop import train_plainly
 from runtime_cases import APART
 from test_training_is_exact import check_against
 
-from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.files.runs.records import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.workload.file import TrainSettings
 
 WHOLE = {"shard_optimizer": False}

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.cli.launch_command import evaluation_times
-from spindle_cli.files.runs.evaluations import Evaluation, EvaluationTimes, append_evaluation
+from spindle_cli.files.runs.records import Evaluation, EvaluationTimes, append_evaluation
 from spindle_cli.launch.watching.run_report import RunReport, render_report
 from spindle_cli.plan.types import Plan
 from spindle_cli.simulate.run import evaluation_s, has_times

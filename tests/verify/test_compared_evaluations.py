@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.files.runs.records import Evaluation
 from spindle_cli.verify.compare import compare_evaluations
 from spindle_cli.verify.types import Check
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from spindle_cli.files.request import capture_path
-from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.files.runs.records import Evaluation
 from spindle_cli.verify.compare import compare_evaluations, operators_may_explain
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.parameters import compare_buffers, compare_final, compare_gradients

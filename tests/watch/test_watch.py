@@ -19,8 +19,7 @@ from helpers.plans import two_towers
 from report.test_report_page import HOSTILE, hostile_plan
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import workers_dir
-from spindle_cli.files.runs.attempts import note_ended, note_started
-from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation
+from spindle_cli.files.runs.records import Evaluation, append_evaluation, note_ended, note_started
 from spindle_cli.launch.owner import Owner, host_name, process_space, started_s
 from spindle_cli.watch.server import WatchServer, is_ours
 from spindle_cli.watch.session import WatchSession

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.browser import CHROMIUM, DRIVER, MISSING, Browser, chromium
 from report.test_report_page import HOSTILE, hostile_plan
-from spindle_cli.files.runs.attempts import note_ended, note_started
+from spindle_cli.files.runs.records import note_ended, note_started
 from spindle_cli.watch.server import WatchServer
 from spindle_cli.watch.session import WatchSession
 from watch.runs import append, launched, step

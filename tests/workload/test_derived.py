@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from spindle_cli.workload.building.derived import Derivations
-from spindle_cli.workload.building.load import swap
+from spindle_cli.workload.building.births import Derivations
+from spindle_cli.workload.building.memory import swap
 
 
 def test_a_parameter_made_of_another_is_followed_together_with_it() -> None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.localise import load_local
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import Births, load, parameters_born
+from spindle_cli.workload.building.births import Births, parameters_born
+from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.partial import drawing_as_if_real
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
 from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
-from spindle_cli.workload.initial.matching import OwnPart
+from spindle_cli.workload.initial.types import OwnPart
 
 from . import inits, shapes_of_models
 

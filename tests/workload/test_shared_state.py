@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.load import drop
+from spindle_cli.workload.building.memory import drop
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Items

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from helpers.analysed import analysed
 from helpers.cli import run_spindle
-from spindle_cli.analysis.metaops.repeated import unlisted_layers
+from spindle_cli.analysis.analyse import unlisted_layers
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

@@ -17,9 +17,8 @@ from typing import Protocol
 
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Together
-from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.beyond_curve import BeyondCurve, forwards_again, stalls_of_share
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.recompute_and_offload import forwards_again, stalls_of_share
 from spindle_cli.costs.shares import cuts_by_share, times_of, times_of_share
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOp

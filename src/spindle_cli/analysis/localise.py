@@ -26,21 +26,16 @@ from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.flow import flow_graph
 from spindle_cli.analysis.tracing.modes import give_modes
 from spindle_cli.analysis.tracing.regions import NAME, Region
-from spindle_cli.errors import SpindleError
-from spindle_cli.workload.building.derived import Derivations
-from spindle_cli.workload.building.draws import drawing_as_if_real
-from spindle_cli.workload.building.load import (
-    Births,
-    LoadedWorkload,
-    Source,
-    build,
-    drop,
-    parameters_born,
-    resolve,
+from spindle_cli.workload.building.births import Births
+from spindle_cli.workload.building.load import LoadedWorkload, Source, build, read_initial, resolve
+from spindle_cli.workload.building.memory import drop
+from spindle_cli.workload.building.partial import (
+    NotInPartError,
+    build_abstract,
+    build_kept,
 )
-from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph, root_of
-from spindle_cli.workload.initial.matching import InitialValues, OwnPart, OwnValues, fill_whole, find_initial
+from spindle_cli.workload.initial.types import OwnPart, OwnValues
 from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -55,10 +50,6 @@ class LocalWorkload(LoadedWorkload):
 
     graph: WorkloadGraph
     part_values: Mapping[int, Sequence[OwnValues]]
-
-
-class _UnlocalisableError(Exception):
-    """The build cannot be done in part; it must be done in full."""
 
 
 Wanted = Mapping[str, Collection[int]]  # task name -> indices of its ops
@@ -106,20 +97,26 @@ def load_local(
     try:
         find_graph = partial(analyse, memo=memo, lengths=lengths, evaluates=evaluates)
         graph, part_values = _build_in_part(resolved, wanted, find_graph, parts_of, unused=unused)
-    except _UnlocalisableError:
+    except NotInPartError:
         graph = analyse(build(resolved), memo, lengths, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
         part_values = _taken_apart(graph, parts_of(graph))
-    initial = InitialValues()
-    if reads_initial or graph.workload.evaluated:
-        initial = find_initial(resolved.init_from, graph.workload)
     filled = _unused(graph) if unused else {}
-    fill_whole(
-        initial,
+    initial = read_initial(
+        resolved,
         graph.workload,
         where=lambda tensor: not isinstance(tensor, nn.Parameter) or id(tensor) in filled,
+        needed=reads_initial,
     )
     return LocalWorkload(graph.workload, resolved.train, source, graph, part_values, initial=initial)
+
+
+def in_the_abstract(
+    source: Source, find_graph: Callable[[Workload], WorkloadGraph]
+) -> tuple[Births, WorkloadGraph]:
+    """How a workload's parameters came to be, of which none is real, and the graph of that build."""
+    births, workload = build_abstract(source)
+    return births, find_graph(workload)
 
 
 def _build_in_part(
@@ -133,63 +130,20 @@ def _build_in_part(
     first, graph = in_the_abstract(source, find_graph)
     real = _real_parameters(graph, wanted, unused=unused)
     if any(key not in first.numbers for key in real):
-        raise _UnlocalisableError  # came to be in a way that we do not see
+        raise NotInPartError  # came to be in a way that we do not see
     kept = {first.numbers[key] for key in real}
     parts = {first.numbers[key]: own_parts for key, own_parts in parts_of(graph).items()}
-    second, workload = _build_kept(source, first, kept, parts)
+    second, workload = build_kept(source, first, kept, parts)
     bound = rebind(graph, workload) or find_graph(workload)
     there = {id(parameter) for root in _roots(bound) for parameter in root.parameters()}
     if any(id(second.parameters[number]) not in there for number in parts):
-        raise _UnlocalisableError  # others have taken their places
+        raise NotInPartError  # others have taken their places
     part_values: dict[int, Sequence[OwnValues]] = {}
     for number, own_parts in parts.items():
         parameter = second.parameters[number]
         values = second.ranged.values_of(parameter)
         part_values[id(parameter)] = values or _taken_from(parameter, own_parts)
     return bound, part_values
-
-
-def _build_kept(
-    source: Source, first: Births, kept: set[int], parts: Mapping[int, tuple[OwnPart, ...]]
-) -> tuple[Births, Workload]:
-    """Build the workload of which `first` is an abstract build with its kept parameters real, of those with
-    `parts` no more than these where that can be.
-
-    Raises:
-        _UnlocalisableError: other parameters come to be, or kept ones depend on others in an unknown way.
-    """
-    needed = _with_sources(kept, first)
-    # Whole as long as there may be copies of them, or others are computed from them.
-    copied = set(first.sources.values()).union(*first.derived.values())
-    ranged = {number: own_parts for number, own_parts in parts.items() if number not in copied}
-    second, workload = _build_once_more(source, needed, ranged)
-    if second is None and ranged:  # more of them is looked at than ranges
-        second, workload = _build_once_more(source, needed, {})
-    if second is None or workload is None or second.describe() != first.describe():
-        raise _UnlocalisableError
-    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
-        raise _UnlocalisableError
-    drop(second.parameters[number] for number in needed - kept)
-    return second, workload
-
-
-def _build_once_more(
-    source: Source, needed: set[int], ranged: Mapping[int, tuple[OwnPart, ...]]
-) -> tuple[Births | None, Workload | None]:
-    """With the needed parameters real, but those of which only parts are wanted; None if that cannot be."""
-    births = Births(ranged=Ranged(ranged))
-    try:
-        with parameters_born(births, keep=(needed - ranged.keys()).__contains__), drawing_as_if_real(births):
-            workload = build(source)
-    except SpindleError as error:
-        if not ranged:
-            raise _UnlocalisableError from error
-        return None, None
-    whole = any(
-        number >= len(births.parameters) or not births.ranged.has(births.parameters[number])
-        for number in ranged
-    )
-    return (None, None) if whole or births.ranged.failed else (births, workload)
 
 
 def _taken_apart(
@@ -204,31 +158,6 @@ def _taken_from(parameter: nn.Parameter, parts: Sequence[OwnPart]) -> tuple[OwnV
     values = tuple(OwnValues(part, part.of(parameter.detach()), None) for part in parts)
     drop([parameter])
     return values
-
-
-def in_the_abstract(
-    source: Source, find_graph: Callable[[Workload], WorkloadGraph]
-) -> tuple[Births, WorkloadGraph]:
-    """How a workload's parameters came to be, of which none is real, and the graph of that build."""
-    derivations = Derivations()
-    births = Births(derivations=derivations)
-    try:
-        with parameters_born(births, keep=lambda _: False), derivations:
-            abstract = build(source)
-    except SpindleError as error:
-        raise _UnlocalisableError from error
-    return births, find_graph(abstract)
-
-
-def _with_sources(kept: set[int], births: Births) -> set[int]:
-    """The kept parameters and all that they were copied or computed from."""
-    needed: set[int] = set()
-    frontier = set(kept)
-    while frontier:
-        needed |= frontier
-        copied = {births.sources[number] for number in frontier if number in births.sources}
-        frontier = copied.union(*(births.derived.get(number, ()) for number in frontier)) - needed
-    return needed
 
 
 def _used(

@@ -18,7 +18,7 @@ from spindle_cli.calibrate.reading import Run
 from spindle_cli.calibrate.times.factors import EQUAL
 from spindle_cli.costs.links import per_node, transfer_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredSpan, MeasuredStep, MeasuredTimeline
 
 INTRA, INTER = "intra_node", "inter_node"
 _Port = tuple[object, ...]

@@ -17,7 +17,7 @@ from spindle_cli.costs.shares import sizes, tells_shares_apart, times_of, times_
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
-from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.same_device import is_of_devices
 from spindle_cli.plan.types import Plan, Slice

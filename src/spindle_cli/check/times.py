@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from spindle_cli.check.allocations import curve_point
 from spindle_cli.check.types import Violation, exact_s, located, place_of, slack_s
-from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import share_on_type, sizes
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import MetaOpProfile, Profile

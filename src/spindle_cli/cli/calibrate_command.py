@@ -39,9 +39,14 @@ def calibrate(
     Writes a copy of the profile whose curves, links, update and processor costs are the runs', so that the
     next plan starts from them. The profile itself is written over only where -o names it.
     """
-    from spindle_cli.calibrate.report import point_table, report_on, summary_lines
     from spindle_cli.calibrate.run import calibrate as make
-    from spindle_cli.calibrate.run import require_outputs, write_calibrated
+    from spindle_cli.calibrate.run import (
+        point_table,
+        report_on,
+        require_outputs,
+        summary_lines,
+        write_calibrated,
+    )
     from spindle_cli.profile.types import Profile
 
     require_outputs(runs, profile, output_path, write_cluster)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from spindle_cli.cli import output
 from spindle_cli.cli.inputs import read_profile_and_cluster
 from spindle_cli.cli.options import (
@@ -15,10 +13,6 @@ from spindle_cli.cli.options import (
     ProfileArgument,
     WithoutOption,
 )
-
-if TYPE_CHECKING:
-    from spindle_cli.files.cluster import Cluster
-    from spindle_cli.profile.types import Profile
 
 
 def compare(
@@ -39,38 +33,7 @@ def compare(
     cluster. With --add, every strategy on the cluster as it is and with each addition, as whole nodes of that
     type's group; it says which addition is best by time, by money and by energy, if any is.
     """
-    from spindle_cli.questions.compare import compare as ask
-    from spindle_cli.questions.compare import comparison_table, spending_table
-    from spindle_cli.questions.edit import edited
-    from spindle_cli.questions.spending import unknown
+    from spindle_cli.questions.answers import Question
 
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
-    read = edited(read, without or [], batch or [])
-    if add:
-        _tell_additions(read, goal, add, as_json=as_json)
-        return
-    comparison = ask(read, goal)
-    spending = spending_table(comparison)
-    tables = (comparison_table(comparison), *([] if spending is None else [spending]))
-    output.report(as_json, comparison, *tables)
-    for row in comparison.strategies:
-        for note in (*row.notes, *([row.failure] if row.failure else [])):
-            output.note(f"{row.strategy}: {note}")
-    for note in unknown(goal):
-        output.note(note)
-
-
-def _tell_additions(profile: Profile, cluster: Cluster, texts: list[str], *, as_json: bool) -> None:
-    from spindle_cli.questions.additions import parse_additions
-    from spindle_cli.questions.compare_additions import (
-        best_lines,
-        compare_additions,
-        compared_tables,
-        no_plan_lines,
-    )
-    from spindle_cli.questions.spending import unknown
-
-    result = compare_additions(profile, cluster, parse_additions(texts, profile, cluster))
-    output.report(as_json, result, *compared_tables(result), best_lines(result))
-    for note in (*no_plan_lines(result), *unknown(cluster, wanted=True)):
-        output.note(note)
+    output.answer(as_json, Question(read, goal, without or (), batch or (), add or ()).compare())

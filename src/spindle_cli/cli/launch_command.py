@@ -39,7 +39,7 @@ from spindle_cli.cli.launch_options import (
 )
 from spindle_cli.cli.options import JsonOption, WorkloadOption
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.files.runs.evaluations import Evaluation, EvaluationTimes, read_evaluations
+from spindle_cli.files.runs.records import Evaluation, EvaluationTimes, read_evaluations
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.lifetime import ending_at_once
 from spindle_cli.units import counted
@@ -179,7 +179,6 @@ class _FewerDevices:
 
 def _show(order: _Order, fewer: _FewerDevices | None, as_json: bool) -> None:
     """Print the launch, as --dry-run does, and start nothing."""
-    from spindle_cli.launch.build import shell_script
     from spindle_cli.launch.owner import Hold
 
     with ending_at_once(signal.SIGINT, signal.SIGTERM), Hold() as hold:
@@ -187,7 +186,7 @@ def _show(order: _Order, fewer: _FewerDevices | None, as_json: bool) -> None:
         if fewer is not None:
             _, prepared = fewer.begin(order, hold, prepared)
         _say_consent(prepared.plan)
-        output.report(as_json, prepared.launch, shell_script(prepared.launch))
+        output.report(as_json, prepared.launch, prepared.launch.shell_script())
 
 
 def _train(
@@ -236,7 +235,7 @@ def _require_checkpoints(every: int | None, in_background: bool, resume: bool, o
 def _require_trace_file(trace: Path, plan: Path, script: Path | None) -> None:
     """Raises: InputError, UsageError: the trace cannot be written there, or would replace something else."""
     from spindle_cli.files.writing import require_no_input, require_no_other
-    from spindle_cli.launch.watching.trace import require_writable
+    from spindle_cli.launch.watching.run_report import require_writable
 
     require_no_input("--trace", trace, plan, *([] if script is None else [script]))
     require_no_other("--trace", trace)
@@ -269,7 +268,7 @@ def _script_and_plan(given: Path, plan: Path | None, arguments: Sequence[str]) -
 
 def _write_trace(path: Path, plan: Plan, run_dir: Path) -> str:
     """Write the run's timeline, where this node has it; gives what is to be said of it."""
-    from spindle_cli.launch.watching.trace import write_run_trace
+    from spindle_cli.launch.watching.run_report import write_run_trace
 
     if write_run_trace(path, plan, run_dir):
         return f"wrote {path}"

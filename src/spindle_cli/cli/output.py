@@ -15,6 +15,8 @@ from spindle_cli.cli.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from spindle_cli.questions.answers import Answer
+
 
 class PlainConsole(Console):
     """The text is ours and is not markup; names in it are shown as they are printable."""
@@ -51,6 +53,13 @@ def report(as_json: bool, document: BaseModel, *text: RenderableType) -> None:
     console = out()
     for part in text:
         console.print(part)
+
+
+def answer(as_json: bool, given: Answer) -> None:
+    """What a command reports of an answer, with the notes beside it."""
+    report(as_json, given.document, *given.printed)
+    for text in given.notes:
+        note(text)
 
 
 def note(text: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from spindle_cli.cli import output
 from spindle_cli.cli.inputs import read_profile_and_cluster
 from spindle_cli.cli.options import (
@@ -19,11 +17,6 @@ from spindle_cli.cli.options import (
     WithoutOption,
 )
 from spindle_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from spindle_cli.files.cluster import Cluster
-    from spindle_cli.plan.types import StrategyName
-    from spindle_cli.profile.types import Profile
 
 
 def sweep(
@@ -47,10 +40,7 @@ def sweep(
     With --add, which kind of device to add: each addition is planned by itself, as whole nodes of that type's
     group, and the best by time, by money and by energy are marked.
     """
-    from spindle_cli.questions.edit import edited
-    from spindle_cli.questions.spending import unknown
-    from spindle_cli.questions.sweep import default_counts, parse_counts, sweep_table
-    from spindle_cli.questions.sweep import sweep as ask
+    from spindle_cli.questions.answers import Question
 
     if add and devices is not None:
         raise UsageError(
@@ -58,33 +48,5 @@ def sweep(
             hint="--add plans for the cluster as it is and with more of it, --devices for parts of it.",
         )
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
-    read = edited(read, without or [], batch or [])
-    if add:
-        _tell_additions(read, goal, add, strategy, price, as_json=as_json)
-        return
-    counts = default_counts(goal) if devices is None else parse_counts(devices)
-    result = ask(read, goal, counts, strategy, price)
-    output.report(as_json, result, sweep_table(result))
-    for note in unknown(goal, price):
-        output.note(note)
-
-
-def _tell_additions(
-    profile: Profile,
-    cluster: Cluster,
-    texts: list[str],
-    strategy: StrategyName,
-    price: float | None,
-    *,
-    as_json: bool,
-) -> None:
-    from spindle_cli.questions.additions import added, additions, additions_table, best_lines, parse_additions
-    from spindle_cli.questions.spending import unknown
-
-    result = additions(profile, cluster, parse_additions(texts, profile, cluster), strategy, price)
-    output.report(as_json, result, additions_table(result), best_lines(result))
-    for row in (result.as_it_is, *result.additions):
-        if row.failure is not None:
-            output.note(f"no plan with {added(row)} added: {row.failure}")
-    for note in unknown(cluster, price, wanted=True):
-        output.note(note)
+    question = Question(read, goal, without or (), batch or (), add or ())
+    output.answer(as_json, question.sweep(devices, strategy, price))

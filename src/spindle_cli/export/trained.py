@@ -13,7 +13,7 @@ from spindle_cli.checkpoint.index import AVERAGE_KEY, COMMON_KEY, model_key, opt
 from spindle_cli.checkpoint.tensors import WholeTensors
 from spindle_cli.errors import InputError
 from spindle_cli.workload.graph import ParameterTable, root_of
-from spindle_cli.workload.initial.matching import InitialValues
+from spindle_cli.workload.initial.types import InitialValues
 
 
 class TrainedModel:

@@ -13,13 +13,7 @@ from torch import nn
 
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.init.types import ModelSource
-from spindle_cli.workload.building.load import (
-    Births,
-    Wanted,
-    named_function,
-    parameters_born,
-    settled_module_name,
-)
+from spindle_cli.workload.building.load import Wanted, named_function, settled_module_name, without_parameters
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import Workload
 
@@ -62,7 +56,7 @@ def build_model(text: str, arguments: Mapping[str, Any]) -> BuiltModel:
     build = _from_config(named, config) if config is not None else named
     _require_arguments(text, build, arguments)
     try:
-        with parameters_born(Births(), keep=lambda _: False):
+        with without_parameters():
             made = build(**arguments)
     except Exception as error:
         place = place_of_error(error)

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from spindle_cli.analysis.analyse import analyse
-from spindle_cli.analysis.metaops.repeated import repeated_modules, shape_of
+from spindle_cli.analysis.analyse import analyse, repeated_modules, shape_of
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.writing import write_new, write_text
 from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used

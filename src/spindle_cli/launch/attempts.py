@@ -30,11 +30,11 @@ from spindle_cli.files.run_files import (
     has_checkpoints,
     last_step,
 )
-from spindle_cli.files.runs.attempts import note_ended, note_started
+from spindle_cli.files.runs.records import note_ended, note_started
 from spindle_cli.files.runs.tail import Pace
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
-from spindle_cli.launch.run_dir import forget_attempt, hand_on, prepare_run_dir
+from spindle_cli.launch.run_dir import forget_attempt
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
@@ -45,7 +45,7 @@ from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
 from spindle_cli.units import format_seconds
 
 if TYPE_CHECKING:
-    from spindle_cli.analysis.memo import AnalysisMemo
+    pass
 
 # Without a step for so long, and for so many times the usual step, it is said where the workers are.
 SILENCE_S = 60.0
@@ -365,24 +365,3 @@ class Watch:
                 f"no step for {format_seconds(silent_s)}; {places or waiting}; "
                 f"the run ends after {after} (--timeout)"
             )
-
-
-def run_once(launch: Launch, memo: AnalysisMemo | None = None) -> RunFailedError | None:
-    """Run a launch in a new folder to its end, once and unwatched; gives what has failed.
-
-    `memo`: what its workers need not find again.
-
-    Raises:
-        InputError: the folder cannot be made or written.
-        RunFailedError: a worker has ended before its work was done, or does not move.
-    """
-    prepare_run_dir(launch.run_dir)
-    if launch.request.capture_dir is not None:
-        launch.request.capture_dir.mkdir()
-    if memo is not None:
-        launch = hand_on(launch, memo)
-    ending, ranks = run_launch(launch, lambda: None), range(launch.processes)
-    if ending.code != 0:
-        return failure_of(launch, ending.stuck, code=ending.code, ranks=ranks)
-    require_done(launch, ranks)
-    return None

@@ -1,11 +1,10 @@
-"""From a plan and what the user asks to the exact command of one node, also as a shell script (what
-`--dry-run` prints: running it does what `launch` would start); nothing is written or started.
+"""From a plan and what the user asks to the exact command of one node; nothing is written or
+started.
 """
 
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from spindle_cli.checkpoint.files import locate_checkpoint, require_folder
-from spindle_cli.files.artifact import to_json
 from spindle_cli.files.cluster import Backend
 from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, SeenData, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
@@ -161,23 +159,4 @@ def _argv(
         "-m",
         worker_module,
         str(request_file),
-    )
-
-
-def shell_script(launch: Launch) -> str:
-    """The folder, the request file and the command of one node, ready to paste."""
-    request = launch.request
-    where = f"node {launch.node_rank} of {launch.num_nodes}: " if launch.num_nodes > 1 else ""
-    workers = "1 worker" if launch.processes == 1 else f"{launch.processes} workers"
-    variables = [f"{name}={shlex.quote(value)}" for name, value in launch.environment.items()]
-    return "\n".join(
-        [
-            f"# {where}{workers} on {request.device_type}, {request.backend}",
-            f"mkdir -p {shlex.quote(str(launch.request_file.parent))}",
-            f"cat > {shlex.quote(str(launch.request_file))} <<'END'",
-            to_json(request) + "END",
-            " ".join(["env", *variables, "\\"]),
-            f"  {shlex.join(launch.argv)} \\",
-            f"  > {shlex.quote(str(launch.log))} 2>&1",
-        ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model, to_json
 from spindle_cli.files.request import DtypeName, RunRequest
 
 RUNTIME_WORKER = "spindle_cli.runtime.worker"
@@ -98,6 +99,26 @@ class Launch(Artifact):
     log: Path
     exits_file: Path
     restarts: Annotated[int, Field(ge=0)] = 0
+
+    def shell_script(self) -> str:
+        """Write the folder, the request file and the command of one node, ready to paste: what `--dry-run`
+        prints; running it does what `launch` would start.
+        """
+        request = self.request
+        where = f"node {self.node_rank} of {self.num_nodes}: " if self.num_nodes > 1 else ""
+        workers = "1 worker" if self.processes == 1 else f"{self.processes} workers"
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return "\n".join(
+            [
+                f"# {where}{workers} on {request.device_type}, {request.backend}",
+                f"mkdir -p {shlex.quote(str(self.request_file.parent))}",
+                f"cat > {shlex.quote(str(self.request_file))} <<'END'",
+                to_json(request) + "END",
+                " ".join(["env", *variables, "\\"]),
+                f"  {shlex.join(self.argv)} \\",
+                f"  > {shlex.quote(str(self.log))} 2>&1",
+            ]
+        )
 
 
 class WorkerExit(Model):

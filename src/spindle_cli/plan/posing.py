@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.costs.recompute_and_offload import Again
+from spindle_cli.costs.beyond_curve import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.allocations import allocations, cuts_on_all, recomputed

@@ -10,8 +10,7 @@ from math import floor, log10
 
 from spindle_cli.account.device.parts import UsesCache
 from spindle_cli.account.groups import ParameterUses, planned_parameters
-from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.recompute_and_offload import Again, share_again
+from spindle_cli.costs.beyond_curve import Again, BeyondCurve, share_again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice

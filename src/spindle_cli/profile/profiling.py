@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spindle_cli.analysis.metaops.repeated import unlisted_layers
+from spindle_cli.analysis.analyse import unlisted_layers
 from spindle_cli.costs.flops import arithmetic_in
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.files.artifact import write_json

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.types import Edge, Pass
-from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind

@@ -21,8 +21,7 @@ from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import to_compact_json, write_json
 from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE
-from spindle_cli.files.runs.evaluations import Evaluation
-from spindle_cli.files.runs.timeline import TIMELINE_FILE
+from spindle_cli.files.runs.records import TIMELINE_FILE, Evaluation
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan

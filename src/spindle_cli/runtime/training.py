@@ -16,7 +16,7 @@ from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError, RunFailedError, StoppedError
 from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
-from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation, forget_evaluations_after
+from spindle_cli.files.runs.records import Evaluation, append_evaluation, forget_evaluations_after
 from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.communication.gradients import GradientPool

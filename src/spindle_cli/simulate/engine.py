@@ -18,8 +18,7 @@ from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.device_memory import device_memory, memory_by_pass, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.account.types import Collective, Together
-from spindle_cli.costs.beyond_curve import BeyondCurve
-from spindle_cli.costs.recompute_and_offload import forwards_again, stalls
+from spindle_cli.costs.beyond_curve import BeyondCurve, forwards_again, stalls
 from spindle_cli.costs.shares import times_of, times_of_shares
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.run_files import StepMetrics, read_metrics
-from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.files.runs.records import Evaluation, read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.parameters import (
     AVERAGE,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spindle_cli.analysis.evaluation import InOrder, stream_batches
 from spindle_cli.analysis.metaops.gradients import Asking
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.files.runs.records import Evaluation
 from spindle_cli.training.data.streams import is_stream
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.workload.arguments import call_forward

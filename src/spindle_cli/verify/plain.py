@@ -27,7 +27,7 @@ from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
-from spindle_cli.files.runs.evaluations import append_evaluation
+from spindle_cli.files.runs.records import append_evaluation
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.process.worker_session import worker_session

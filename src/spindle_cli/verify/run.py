@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError, SpindleError, UsageError
-from spindle_cli.launch.checks import find_workload, kept_by_device, require_valid
-from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files
-from spindle_cli.plan.file import read_plan
+from spindle_cli.launch.here import find_planned, require_machine
 from spindle_cli.plan.types import Plan
 from spindle_cli.verify.compare import (
     compare_runs,
@@ -47,21 +45,18 @@ def verify_plan(
         InputError: the plan is not valid, its workload is missing or another, or this machine cannot run it.
         RunFailedError: a process failed, so that there is nothing to compare.
     """
-    plan = read_plan(plan_path)
-    require_valid(plan, plan_path)
-    planned = find_workload(plan, plan_path, workload)
+    plan, planned = find_planned(plan_path, workload)
     with verify_folder(options.run_dir) as folder:
         runs = build_runs(plan, plan_path, planned.source, folder, options, planned.train.precision)
         runs = replace(runs, averages=planned.train.ema is not None)
-        for line in missing_devices(plan, runs.ours.processes, node_rank=None):
-            say(line)
-        for line in kept_by_device(planned):
-            say(f"warning: {line}")
-        require_open_files(runs.ours.processes, plan.whole_cluster.num_devices)
-        require_disk(
+        for line in require_machine(
+            plan,
+            planned,
+            runs.ours,
             folder,
-            needed_bytes=captured_bytes(plan, buffer_bytes(planned.graph), averages=runs.averages),
-        )
+            captured_bytes(plan, buffer_bytes(planned.graph), averages=runs.averages),
+        ):
+            say(line)
         say(f"training {options.steps} steps in one plain process")
         train(runs.plain, "plain PyTorch", planned.memo)
         say(f"training {options.steps} steps by the plan with {runs.ours.processes} workers")

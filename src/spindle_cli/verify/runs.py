@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import island_dir
-from spindle_cli.launch.attempts import run_once
-from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.devices import threads_per_worker
-from spindle_cli.launch.starting.network import whole_cluster_here
+from spindle_cli.launch.here import build_here, run_once, threads_of_all
 from spindle_cli.launch.types import Launch, LaunchOptions
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.devices import usable_cores
@@ -64,7 +61,6 @@ def build_runs(
     precision: Precision = "full",
 ) -> Runs:
     """Both launches below `folder`; the plain process is a launch of one worker without torchrun."""
-    share = whole_cluster_here(plan.whole_cluster)
     # So often that there is at least one outer step.
     every = None if plan.local_sgd is None else min(plan.local_sgd.every, options.steps)
 
@@ -79,9 +75,9 @@ def build_runs(
             worker_module=options.worker_module,
             outer_every=every,
         )
-        return build_launch(plan, plan_path, source, run_dir, share, launch_options)
+        return build_here(plan, plan_path, source, run_dir, launch_options)
 
-    ours = launch("plan", threads_per_worker(plan, share.processes))
+    ours = launch("plan", threads_of_all(plan))
     plain = launch("plain", usable_cores())
     rounded = launch("rounded", usable_cores())
     flags = [(OPERATOR_NOISE_FLAG, str(draw)) for draw in range(1, DRAWS + 1)]

@@ -18,14 +18,12 @@ from typing import Generic, TypeVar
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, PredictedVsMeasured
-from spindle_cli.files.runs.attempts import AttemptEvent, attempts_path, read_attempts
-from spindle_cli.files.runs.timeline import TIMELINE_FILE
+from spindle_cli.files.runs.records import TIMELINE_FILE, AttemptEvent, attempts_path, read_attempts
 from spindle_cli.launch.owner import living_claims
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
-from spindle_cli.report.reading.following import Follower
-from spindle_cli.report.run import compared_of, flops_by_task, measured_iteration, step_s, view_of
+from spindle_cli.report.run import Follower, compared_of, flops_by_task, measured_iteration, step_s, view_of
 from spindle_cli.report.types import MeasuredIteration, ReportData
 from spindle_cli.watch.types import State, WatchData
 

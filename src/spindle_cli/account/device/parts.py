@@ -9,9 +9,9 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from spindle_cli.account.activations import Taken
+from spindle_cli.costs.beyond_curve import HOST_BLOCK_BYTES, is_offloaded
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.costs.parameters import Block, BlockUse, blocks_of
-from spindle_cli.costs.recompute_and_offload import HOST_BLOCK_BYTES, is_offloaded
 from spindle_cli.profile.types import MetaOp
 
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).

@@ -13,9 +13,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.beyond_curve import BeyondCurve, forwards_again
 from spindle_cli.costs.parameters import level_of
-from spindle_cli.costs.recompute_and_offload import forwards_again
 from spindle_cli.costs.shares import largest_samples, share_seconds, sizes, tells_shares_apart, times_of_share
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PassTimes

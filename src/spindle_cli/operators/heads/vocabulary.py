@@ -8,7 +8,7 @@ but nothing may look at several words at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -60,6 +60,15 @@ class VocabularyShard:
                     raise
                 edits.update({head.node: _gathering_edit(head, self.part) for head in heads})
         return edits
+
+    def edits_for_evaluation(self, task: TaskGraph, op: Op, module: fx.GraphModule, rows: int) -> Edits:
+        """Return the edits of an op that runs on `rows` samples without gradients: logits that are used as a
+        whole are gathered.
+
+        Args:
+            module: as `share_module` gives it, with its parameters as they are when nothing is cut.
+        """
+        return self.edits(module, values_of(task, op, module, rows), gathers=True)
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,12 @@ def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.N
     if node in edits:
         return edits[node](graph, node, copies)
     return graph.node_copy(node, copies.__getitem__)
+
+
+def used_by_words(module: fx.GraphModule) -> Iterator[str]:
+    """Yield the dotted names of the parameters that an op uses by words, and in no other way."""
+    for use in used_alone(uses_of_words(module.graph, module), module):
+        yield from use.parameters
 
 
 def used_alone(uses: Iterable[Use], module: fx.GraphModule) -> list[Use]:

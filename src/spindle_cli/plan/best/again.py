@@ -9,7 +9,7 @@ from dataclasses import replace
 from spindle_cli.account.activations import edges_between, order_passes, pass_order, slice_edges
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.costs.recompute_and_offload import hidden_on, links_of_shares, spread_over
+from spindle_cli.costs.beyond_curve import hidden_on, links_of_shares, spread_over
 from spindle_cli.costs.shares import OpSeconds
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.predict import Prediction, predict

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import times_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spindle_cli.costs.beyond_curve import share_again
 from spindle_cli.costs.memory import ALLOCATOR_SHARE, UNCOUNTED_SHARE, held_param_bytes, inner_bytes, op_needs
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import share_again
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.allocations import Shares, devices_of_kinds
 from spindle_cli.plan.bound.program import Array

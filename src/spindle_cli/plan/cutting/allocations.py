@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from spindle_cli.costs.recompute_and_offload import Again
+from spindle_cli.costs.beyond_curve import Again
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.cutting.cuts import cutter_of, offsets

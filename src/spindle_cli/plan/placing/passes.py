@@ -18,8 +18,8 @@ from typing import NamedTuple
 from spindle_cli.account.activations import EARLY_BYTES, opened_at, pass_order
 from spindle_cli.account.compute import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic, sides_of
+from spindle_cli.costs.beyond_curve import Stalls, stalls
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.costs.recompute_and_offload import Stalls, stalls
 from spindle_cli.costs.shares import OpSeconds, times_of_shares
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.card_loads import Busy, Card

@@ -20,7 +20,7 @@ from spindle_cli.account.activations import edges_between, order_passes
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.account.types import Pass
-from spindle_cli.costs.recompute_and_offload import Again, spread_over
+from spindle_cli.costs.beyond_curve import Again, spread_over
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.refine.loop import compiled_search

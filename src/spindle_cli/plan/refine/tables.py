@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spindle_cli.account.device.parts import Keeping, Part, UsesCache, in_blocks
+from spindle_cli.costs.beyond_curve import Again, hidden_on, spread_over
 from spindle_cli.costs.links import messages_bytes, transfer_s
 from spindle_cli.costs.memory import ALLOCATOR_SHARE, UNCOUNTED_SHARE, inner_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import Again, hidden_on, spread_over
 from spindle_cli.costs.shares import OpSeconds, share_on_type, times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
+from spindle_cli.costs.beyond_curve import Again, saved_bytes, selectively_saved_bytes, share_again
 from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.costs.parameters import Block, blocks_of, optimizer_bytes
-from spindle_cli.costs.recompute_and_offload import (
-    Again,
-    saved_bytes,
-    selectively_saved_bytes,
-    share_again,
-)
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import ceil
 from operator import sub
 
-from spindle_cli.costs.recompute_and_offload import share_again
+from spindle_cli.costs.beyond_curve import share_again
 from spindle_cli.plan.problem import MemoryFallback, Point
 from spindle_cli.plan.search.memory_fallback import savable_bytes, saving
 from spindle_cli.profile.types import MetaOpProfile

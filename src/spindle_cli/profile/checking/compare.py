@@ -18,8 +18,6 @@ from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.analysis.own_draws import Drawn, FromTheRun
 from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.vocabulary import VocabularyShard
-from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
@@ -153,7 +151,7 @@ class OpShares:
         parameters' gradients each run has those of all words.
         """
         group = InTurn(split.degree)
-        vocabulary = VocabularyShard(split.words, VocabularyPart(split.degree, group))
+        vocabulary = split.vocabulary_shard(group)
         module = loss_in_chunks(self._task, self._op, samples, 1, vocabulary).module
         counts = self._counts((0, samples))
         more = () if counts is None else (1.0, *counts)

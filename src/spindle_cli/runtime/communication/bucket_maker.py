@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.replica_groups.group_ranges import Replic
 from spindle_cli.runtime.communication.replica_groups.replica_group_bucket import ReplicaGroupBucket
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, EXCHANGES_STORAGES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket

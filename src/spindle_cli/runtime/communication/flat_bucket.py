@@ -22,7 +22,7 @@ from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 if TYPE_CHECKING:
     from torch import Tensor

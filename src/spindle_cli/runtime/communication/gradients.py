@@ -39,7 +39,7 @@ from spindle_cli.runtime.communication.reached import Steady
 from spindle_cli.runtime.communication.replica_groups.replica_group_bucket import ReplicaGroupBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 
 class GradientPool:

@@ -19,7 +19,7 @@ from spindle_cli.runtime.communication.replica_groups.group_ranges import Replic
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.training.precision import gradient_dtype
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 
 class PassBucket(FlatBucket):

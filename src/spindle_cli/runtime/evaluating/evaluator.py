@@ -31,7 +31,7 @@ from spindle_cli.analysis.evaluation import (
 )
 from spindle_cli.analysis.losses.counts import share_of_samples
 from spindle_cli.errors import RunFailedError, UsageError, WorkloadError
-from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.files.runs.records import Evaluation
 from spindle_cli.runtime.backends.host_group import host_group
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool

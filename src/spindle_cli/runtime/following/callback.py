@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.runtime.results import Step
 
 if TYPE_CHECKING:
-    from spindle_cli.files.runs.evaluations import Evaluation
+    from spindle_cli.files.runs.records import Evaluation
     from spindle_cli.workload.file import TrainSettings
 
 

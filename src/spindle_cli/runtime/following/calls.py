@@ -20,7 +20,7 @@ from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.refuse import place_of_error
 
 if TYPE_CHECKING:
-    from spindle_cli.files.runs.evaluations import Evaluation
+    from spindle_cli.files.runs.records import Evaluation
 
 
 class Callbacks:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.files.run_files import StepMetrics
 
 if TYPE_CHECKING:
-    from spindle_cli.files.runs.evaluations import Evaluation
+    from spindle_cli.files.runs.records import Evaluation
 
 # Of a line of metrics.jsonl, what is one number.
 _ALONE = (

@@ -11,7 +11,7 @@ from spindle_cli.runtime.following.scalars import of_evaluation, of_step
 from spindle_cli.runtime.results import Step
 
 if TYPE_CHECKING:
-    from spindle_cli.files.runs.evaluations import Evaluation
+    from spindle_cli.files.runs.records import Evaluation
 
 
 class WeightsAndBiases(Callback):

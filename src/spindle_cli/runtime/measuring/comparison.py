@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from spindle_cli.account.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.costs.recompute_and_offload import forwards_again
+from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import OpSeconds, tells_shares_apart, times_of
 from spindle_cli.files.run_files import (
     Comparison,

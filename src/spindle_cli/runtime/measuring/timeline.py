@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.records import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.types import Program, Transfer
 from spindle_cli.runtime.backends.host_group import host_group

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from spindle_cli.files.runs.timeline import WaitCause
+from spindle_cli.files.runs.records import WaitCause
 from spindle_cli.program.types import Transfer
 
 

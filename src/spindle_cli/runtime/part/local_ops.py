@@ -15,9 +15,7 @@ from spindle_cli.analysis.own_draws import draw_from_the_run
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.projections import uses_of_words
-from spindle_cli.operators.heads.vocabulary import VocabularyShard, used_alone, values_of, with_edits
-from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.heads.vocabulary import VocabularyShard, used_by_words, with_edits
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit, PlanSplits
@@ -29,10 +27,10 @@ from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.training.precision import convert_module, dtype_in
 from spindle_cli.workload.building.attributes import swapped_tensors
-from spindle_cli.workload.building.load import swap
+from spindle_cli.workload.building.memory import swap
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 
 @dataclass(frozen=True)
@@ -175,15 +173,15 @@ class LocalOps:
         with swapped_tensors(module, self._as_uncut()):
             words = frozenset(
                 dotted
-                for use in used_alone(uses_of_words(module.graph, module), module)
-                for dotted in use.parameters
+                for dotted in used_by_words(module)
                 if dotted not in split.dims or dotted in split.words
                 if dotted in cuts and cuts[dotted].is_by_words(split.degree)
             )
-            if not words:
-                return module, replace(split, words=words)
-            shard = VocabularyShard(words, VocabularyPart(split.degree, group))
-            edits = shard.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
+            split_by_words = replace(split, words=words)
+            shard = split_by_words.vocabulary_shard(group)
+            if shard is None:
+                return module, split_by_words
+            edits = shard.edits_for_evaluation(wired.task, op, module, last - first)
         dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
         split = replace(split, dims={**dims, **dict.fromkeys(words, 0)}, words=words)
         return with_edits(module, edits), split

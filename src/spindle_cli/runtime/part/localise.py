@@ -45,7 +45,7 @@ from spindle_cli.training.sampling import Schedule, Turns, sets_of, turns_of
 from spindle_cli.workload.building.load import resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph, WorkloadGraph
-from spindle_cli.workload.initial.matching import OwnPart, OwnValues
+from spindle_cli.workload.initial.types import OwnPart, OwnValues
 
 # The parameter, the memory of a part of it, and [first, last) of each dimension; None: all of it.
 InitialPart = tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]

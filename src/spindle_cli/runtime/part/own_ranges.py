@@ -17,9 +17,9 @@ from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.training.precision import dtype_in
-from spindle_cli.workload.building.load import swap
+from spindle_cli.workload.building.memory import swap
 from spindle_cli.workload.graph import ParameterTable
-from spindle_cli.workload.initial.matching import OwnPart
+from spindle_cli.workload.initial.types import OwnPart
 
 
 @dataclass(frozen=True)

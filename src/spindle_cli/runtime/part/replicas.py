@@ -11,7 +11,7 @@ from torch import nn
 
 from spindle_cli.errors import InputError, RunFailedError
 from spindle_cli.runtime.backends.host_group import host_group
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 # A rank that does not hold a parameter puts in what changes no maximum.
 _NOT_HELD = -(2**40)

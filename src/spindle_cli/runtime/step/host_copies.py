@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spindle_cli.costs.recompute_and_offload import HOST_BLOCK_BYTES
+from spindle_cli.costs.beyond_curve import HOST_BLOCK_BYTES
 from spindle_cli.runtime.memory.copy_stream import CopyStream
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -328,3 +329,39 @@ def noting_arrays() -> Iterator[None]:
 def named_of(task: str, name: str) -> str:
     """Return what messages call a parameter or buffer."""
     return f"{name!r} of task {task!r}"
+
+
+def drop(parameters: Any) -> None:
+    """Move parameters to the meta device in place: they stay the same objects, without their memory."""
+    for parameter in list(parameters):
+        to_meta(parameter)
+
+
+def to_meta(parameter: nn.Parameter) -> None:
+    """Move one parameter to the meta device in place."""
+    if parameter.is_meta or is_lazy(parameter):
+        return
+    empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    stand_in.__dict__.update(parameter.__dict__)
+    swap(parameter, stand_in)
+
+
+def swap(first: Tensor, second: Tensor) -> None:
+    """Exchange what two tensors are; each stays the same object for all who hold it, with its own hooks.
+
+    torch refuses those that somebody has weak references to, as an nn.GRU has to its weights: these are to
+    the objects, so they hold as all others do. It refuses those, too, that autograd has saved, as what
+    torch.nn.utils.weight_norm has computed of them does until the next forward pass, which computes it anew.
+    """
+    sides: tuple[Any, Any] = (first, second)
+    if not any(weakref.getweakrefs(side) or side._use_count() > 2 for side in sides):
+        torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
+    else:
+        first.__class__, second.__class__ = second.__class__, first.__class__
+        first.__dict__, second.__dict__ = second.__dict__, first.__dict__
+        torch._C._swap_tensor_impl(first, second)
+    if any(side._backward_hooks for side in sides):
+        # Autograd still calls the other's: torch attaches an object's own when they are set.
+        for side in sides:
+            side._backward_hooks = side._backward_hooks

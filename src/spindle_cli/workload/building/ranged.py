@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.memory import written_by
-from spindle_cli.workload.initial.matching import OwnPart, OwnValues, fingerprint
+from spindle_cli.workload.initial.types import OwnPart, OwnValues, fingerprint
 
 _AT_ONCE = 2  # stand-ins: a layer's weight and its bias are filled in turn
 

@@ -20,7 +20,7 @@ from spindle_cli.runtime.communication.replica_groups.between_replica_groups imp
     UnderWay,
 )
 from spindle_cli.runtime.communication.replica_groups.group_ranges import ReplicaGroups
-from spindle_cli.workload.initial.matching import OwnValues
+from spindle_cli.workload.initial.types import OwnValues
 
 if TYPE_CHECKING:
     from spindle_cli.runtime.communication.flat_bucket import Elements

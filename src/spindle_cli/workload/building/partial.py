@@ -1,15 +1,15 @@
-"""Let parameters on the meta device be initialised as if they were real: as many random numbers are drawn,
-and thrown away.
+"""Build a workload with some of its parameters real, or ranges of them, and the others on the meta device.
 
-So the random generator is at the same place for the parameters that follow, as it is in a build where all are
-real.
+The real ones get what they have in a build where all are real: parameters on the meta device are initialised
+as if they were real, with as many random numbers drawn, and thrown away, so that the random generator is at
+the same place for those that follow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,86 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.building.load import Births, swap
+from spindle_cli.errors import SpindleError
+from spindle_cli.workload.building.births import Births, Derivations, parameters_born
+from spindle_cli.workload.building.load import Source, build
+from spindle_cli.workload.building.memory import drop, swap
+from spindle_cli.workload.building.ranged import Ranged
+from spindle_cli.workload.initial.types import OwnPart
+from spindle_cli.workload.types import Workload
+
+
+class NotInPartError(Exception):
+    """The build cannot be done in part; it must be done in full."""
+
+
+def build_kept(
+    source: Source, first: Births, kept: set[int], parts: Mapping[int, tuple[OwnPart, ...]]
+) -> tuple[Births, Workload]:
+    """Build the workload of which `first` is an abstract build with its kept parameters real, of those with
+    `parts` no more than these where that can be.
+
+    Raises:
+        NotInPartError: other parameters come to be, or kept ones depend on others in an unknown way.
+    """
+    needed = _with_sources(kept, first)
+    # Whole as long as there may be copies of them, or others are computed from them.
+    copied = set(first.sources.values()).union(*first.derived.values())
+    ranged = {number: own_parts for number, own_parts in parts.items() if number not in copied}
+    second, workload = _build_once_more(source, needed, ranged)
+    if second is None and ranged:  # more of them is looked at than ranges
+        second, workload = _build_once_more(source, needed, {})
+    if second is None or workload is None or second.describe() != first.describe():
+        raise NotInPartError
+    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
+        raise NotInPartError
+    drop(second.parameters[number] for number in needed - kept)
+    return second, workload
+
+
+def _build_once_more(
+    source: Source, needed: set[int], ranged: Mapping[int, tuple[OwnPart, ...]]
+) -> tuple[Births | None, Workload | None]:
+    """With the needed parameters real, but those of which only parts are wanted; None if that cannot be."""
+    births = Births(ranged=Ranged(ranged))
+    try:
+        with parameters_born(births, keep=(needed - ranged.keys()).__contains__), drawing_as_if_real(births):
+            workload = build(source)
+    except SpindleError as error:
+        if not ranged:
+            raise NotInPartError from error
+        return None, None
+    whole = any(
+        number >= len(births.parameters) or not births.ranged.has(births.parameters[number])
+        for number in ranged
+    )
+    return (None, None) if whole or births.ranged.failed else (births, workload)
+
+
+def build_abstract(source: Source) -> tuple[Births, Workload]:
+    """Build a workload of whose parameters none is real, and tell how they came to be.
+
+    Raises:
+        NotInPartError: it cannot be built so.
+    """
+    derivations = Derivations()
+    births = Births(derivations=derivations)
+    try:
+        with parameters_born(births, keep=lambda _: False), derivations:
+            return births, build(source)
+    except SpindleError as error:
+        raise NotInPartError from error
+
+
+def _with_sources(kept: set[int], births: Births) -> set[int]:
+    """The kept parameters and all that they were copied or computed from."""
+    needed: set[int] = set()
+    frontier = set(kept)
+    while frontier:
+        needed |= frontier
+        copied = {births.sources[number] for number in frontier if number in births.sources}
+        frontier = copied.union(*(births.derived.get(number, ()) for number in frontier)) - needed
+    return needed
 
 
 @contextlib.contextmanager
