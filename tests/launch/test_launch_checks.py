@@ -17,7 +17,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from helpers.toy_plan import write_toy
-from spindle_cli.analysis import saved_tensors
+from spindle_cli.analysis import autograd
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.launch.checks import (
     chunked_otherwise,
@@ -417,7 +417,7 @@ def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_hooks_on_gradients_are_refused_where_torch_loses_them(
     changes: dict[str, Any], said: str | None, keeps: bool, is_hooked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_tensors, "KEEPS_GRADIENT_HOOKS", keeps)
+    monkeypatch.setattr(autograd, "KEEPS_GRADIENT_HOOKS", keeps)
     (_, plan), layer = two_towers(), nn.Linear(2, 2)
     first = plan.waves[0]
     of_metaop = {key: changes[key] for key in changes if key == "loss_chunks"}

@@ -23,7 +23,7 @@ from spindle_cli.files.run_files import (
     StepMetrics,
     TypeTimes,
 )
-from spindle_cli.files.runs.tail import Pace
+from spindle_cli.files.runs.records import Pace
 from spindle_cli.launch.attempts import MetricsFollower, Watch, live_progress, progress_text
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run import samples_per_step

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from helpers.analysed import analysed_before, built_by
 from spindle_cli.training.data.reading import open_batches
-from spindle_cli.verify.flow import root_of, run_flow
+from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.plain import runs_at
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.graph import IGNORED_LABEL, ParameterTable
+from spindle_cli.workload.graph import IGNORED_LABEL, ParameterTable, root_of
 from spindle_cli.workload.types import FlowTask, Task
 
 

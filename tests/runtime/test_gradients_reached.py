@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.layers import Stop
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
+from spindle_cli.analysis.autograd import SavedTensorsHooks
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.assembling import reached_alike
 from spindle_cli.runtime.communication import reached

@@ -17,7 +17,6 @@ from shard_cases import ON_SOME, SPLIT
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis import localise as building
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import Sharding
@@ -30,6 +29,7 @@ from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory, with_memory
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
+from spindle_cli.workload.building import partial as building
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.memory import swap, to_meta
 from spindle_cli.workload.building.ranged import Ranged

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.examples import examples
 from spindle_cli.files.run_files import METRICS_FILE, forget_metrics_after
-from spindle_cli.files.runs.records import Evaluation, append_evaluation
-from spindle_cli.files.runs.tail import Pace, Tail
+from spindle_cli.files.runs.records import Evaluation, Pace, Tail, append_evaluation
 from spindle_cli.report.run import Evaluations, Follower
 from spindle_cli.report.series import Series
 from spindle_cli.units import format_seconds

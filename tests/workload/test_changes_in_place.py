@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.localise import place_of_buffer
 from spindle_cli.analysis.metaops.ops import op_module
-from spindle_cli.analysis.tracing.regions import place_of_buffer
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis import localise
 from spindle_cli.analysis.localise import load_local
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building import partial as partial_builds
 from spindle_cli.workload.building.births import Births, parameters_born
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.building.partial import drawing_as_if_real
@@ -84,7 +84,7 @@ def test_no_more_than_two_parameters_are_whole_at_a_time(
         made.append(Ranged(wanted))
         return made[-1]
 
-    monkeypatch.setattr(localise, "Ranged", noted)
+    monkeypatch.setattr(partial_builds, "Ranged", noted)
     local = load_local(source, all_ops, parts_of=ranges_of_all)
     assert len(made) == 1, "built again with all of them whole"
     largest = max(p.numel() * p.itemsize for p in ParameterTable.of(local.graph).parameters.values())

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.analyse import analyse
-from spindle_cli.analysis.localise import rebind
+from spindle_cli.analysis.localise import place_of_buffer, rebind
 from spindle_cli.analysis.metaops.ops import op_module
-from spindle_cli.analysis.tracing.regions import NAME, place_of_buffer
+from spindle_cli.analysis.tracing.regions import NAME
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

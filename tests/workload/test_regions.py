@@ -16,9 +16,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
+from spindle_cli.analysis.localise import place_of_buffer
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.ops import op_module
-from spindle_cli.analysis.tracing.regions import place_of_buffer
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values

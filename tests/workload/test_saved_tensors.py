@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks, saved_behind
+from spindle_cli.analysis.autograd import SavedTensorsHooks, saved_behind
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 
 

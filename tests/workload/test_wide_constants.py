@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
-from spindle_cli.training.precision import constants_in, convert_module
-from spindle_cli.training.wide import MadeInFloat64, twin_of
+from spindle_cli.training.precision import MadeInFloat64, constants_in, convert_module, twin_of
 from spindle_cli.workload.types import Task, Workload
 
 from .shares import gradients_of, run_cut, run_plain

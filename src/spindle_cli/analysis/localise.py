@@ -23,7 +23,6 @@ from spindle_cli.analysis.evaluation import evaluated_on_its_own
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.cut import names_used
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
-from spindle_cli.analysis.tracing.flow import flow_graph
 from spindle_cli.analysis.tracing.modes import give_modes
 from spindle_cli.analysis.tracing.regions import NAME, Region
 from spindle_cli.workload.building.births import Births
@@ -233,7 +232,7 @@ def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:
 def _rebound(task_graph: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
     if type(task_graph.task) is not type(task):
         return None
-    root = _root_of(task, task_graph)
+    root = root_of(task)
     try:
         _hand_on(task_graph, root)
     except NoTwinError:
@@ -262,12 +261,19 @@ def _hand_on(task_graph: TaskGraph, root: nn.Module) -> None:
         vars(root)[name] = value.over(twins) if isinstance(value, Region) and twins else value
 
 
-def _root_of(task: Task | FlowTask, task_graph: TaskGraph) -> nn.Module:
-    return flow_graph(task, tuple(task_graph.fields)).root if isinstance(task, FlowTask) else task.module
-
-
 def _has_what_is_used(root: nn.Module, task_graph: TaskGraph) -> bool:
     try:
         return all(names_used(root, op.graph) == (op.computed_with, op.buffers) for op in task_graph.ops)
     except AttributeError:  # torch's for a name that is not there
         return False
+
+
+def place_of_buffer(module: nn.Module, root: nn.Module, dotted: str) -> tuple[nn.Module, str]:
+    """Which module of an op's holds a buffer of its task's root, and by which name."""
+    owner, _, name = dotted.rpartition(".")
+    if dotted not in dict(module.named_buffers(remove_duplicate=False)):
+        for region in module.modules():
+            place = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
+            if place is not None:
+                return place
+    return module.get_submodule(owner), name

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, UsageError, WorkerLostError
-from spindle_cli.launch.devices import devices_here
 from spindle_cli.launch.run import Prepared
 from spindle_cli.launch.watching.run_report import RunReport
 from spindle_cli.plan.file import write_plan
@@ -61,7 +60,7 @@ class Elastic:
 
     def begin(self, prepared: Prepared, num_devices: int | None) -> Prepared:
         """The run on so many of the plan's devices; if None on those that are here."""
-        here = devices_here(prepared.plan) if num_devices is None else num_devices
+        here = prepared.devices_here if num_devices is None else num_devices
         if not here or here >= prepared.plan.cluster.num_devices:  # where there are none, the launch says so
             return prepared
         return self.on_fewer(prepared, here, goes_on=False)

@@ -30,8 +30,7 @@ from spindle_cli.files.run_files import (
     has_checkpoints,
     last_step,
 )
-from spindle_cli.files.runs.records import note_ended, note_started
-from spindle_cli.files.runs.tail import Pace
+from spindle_cli.files.runs.records import Pace, note_ended, note_started
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
 from spindle_cli.launch.run_dir import forget_attempt

@@ -124,7 +124,7 @@ def require_gradient_hooks(plan: Plan, graph: WorkloadGraph) -> None:
     Raises:
         WorkloadError: a trained parameter has one, and the plan does any of it.
     """
-    from spindle_cli.analysis.saved_tensors import KEEPS_GRADIENT_HOOKS
+    from spindle_cli.analysis.autograd import KEEPS_GRADIENT_HOOKS
 
     if KEEPS_GRADIENT_HOOKS:
         return

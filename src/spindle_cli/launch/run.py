@@ -40,7 +40,13 @@ from spindle_cli.launch.checks import (
     sampled_otherwise,
     stepped_by_each,
 )
-from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
+from spindle_cli.launch.devices import (
+    devices_here,
+    missing_devices,
+    require_disk,
+    require_open_files,
+    threads_per_worker,
+)
 from spindle_cli.launch.owner import Claim, HeldError, Hold, living_claims, require_open, run_of
 from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on, has_run
 from spindle_cli.launch.start_point import StartPoint, find_start
@@ -92,6 +98,11 @@ class Prepared:
         from spindle_cli.training.data.streams import look_at
 
         return {task.name: look_at(task) for task in self.workload.graph.workload.tasks}
+
+    @property
+    def devices_here(self) -> int | None:
+        """How many devices of the plan's kind this machine has; None on CPUs: each is only a process."""
+        return devices_here(self.plan)
 
     @property
     def ranks(self) -> range:

@@ -34,9 +34,11 @@ from spindle_cli.files.runs.records import (
     MeasuredSpan,
     MeasuredStep,
     MeasuredTimeline,
+    NewLines,
+    Pace,
+    Tail,
     read_attempts,
 )
-from spindle_cli.files.runs.tail import NewLines, Pace, Tail
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.series import MAX_POINTS, Series
 from spindle_cli.report.types import (

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.analysis.autograd import Asking
 from spindle_cli.analysis.evaluation import InOrder, stream_batches
-from spindle_cli.analysis.metaops.gradients import Asking
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.runs.records import Evaluation
 from spindle_cli.training.data.streams import is_stream
-from spindle_cli.verify.flow import root_of, run_flow
+from spindle_cli.verify.flow import run_flow
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

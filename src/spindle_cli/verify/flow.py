@@ -7,16 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.analysis.tracing.flow import flow_graph
-from spindle_cli.workload.types import FlowTask, Task
-
-
-def root_of(task: Task | FlowTask) -> nn.Module:
-    """Return the module that the names of a task's parameters start from, and that holds all of them."""
-    if isinstance(task, Task):
-        return task.module
-    fields = [flow.producer for flow in task.flows if isinstance(flow.producer, str)]
-    return flow_graph(task, dict.fromkeys(fields)).root
+from spindle_cli.workload.types import FlowTask
 
 
 def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:

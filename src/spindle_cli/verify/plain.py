@@ -41,7 +41,7 @@ from spindle_cli.training.precision import (
 from spindle_cli.training.watch import Watch
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.evaluated import evaluate_all
-from spindle_cli.verify.flow import root_of, run_flow
+from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise, noise_of_gradients
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
@@ -52,6 +52,7 @@ from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.settings.types import Lengths
 from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.step_values import StepValues

@@ -9,14 +9,13 @@ loss back, each from the outputs that a gradient comes back for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
 
+from spindle_cli.analysis.autograd import Asking
 from spindle_cli.analysis.fixed.marks import rows_of
 from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import FlowRecord, key_of, portable
@@ -80,31 +79,6 @@ def _described(task: TaskGraph, op: Op, kinds: Kinds) -> tuple[str, str]:
     given = [(spec.shape, str(spec.dtype), spec.requires_grad, spec.row) for spec in task.specs_of(op)]
     lines = [described(op.graph, task, kinds, place) for place in (0, 1)]
     return f"{lines[0]}{given}", f"{lines[1]}{given}"
-
-
-@dataclass
-class Asking(TorchFunctionMode):
-    """Notes whether gradients are asked for inside, and whether tensors get hooks."""
-
-    asks: bool = False
-    hooks: bool = False
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Collection[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.asks = self.asks or func in _ASK
-        self.hooks = self.hooks or func is Tensor.register_hook
-        return func(*args, **(kwargs or {}))
-
-
-_ASK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 @contextlib.contextmanager

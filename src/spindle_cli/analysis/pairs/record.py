@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from spindle_cli.analysis.autograd import SavedTensorsHooks
 from spindle_cli.analysis.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.analysis.rules.tape import Tape
 from spindle_cli.analysis.rules.types import Mixed, MixesError
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
 from spindle_cli.analysis.tracing.observe import failures_unlogged
 from spindle_cli.workload.building.attributes import Changes, swapped_tensors, watching
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec

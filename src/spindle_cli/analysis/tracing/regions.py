@@ -545,17 +545,6 @@ class HeldRegions:
         self._root.__dict__.update(self._held)
 
 
-def place_of_buffer(module: nn.Module, root: nn.Module, dotted: str) -> tuple[nn.Module, str]:
-    """Which module of an op's holds a buffer of its task's root, and by which name."""
-    owner, _, name = dotted.rpartition(".")
-    if dotted not in dict(module.named_buffers(remove_duplicate=False)):
-        for region in module.modules():
-            place = region.place_of(root.get_submodule(owner), name) if isinstance(region, Region) else None
-            if place is not None:
-                return place
-    return module.get_submodule(owner), name
-
-
 def names_of(region: Region, root: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The parameters and the buffers that a region may use, by their names in the task's module."""
     parameter_ids = {id(parameter) for parameter in region.parameters()}

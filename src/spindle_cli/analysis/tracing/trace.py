@@ -43,7 +43,7 @@ from spindle_cli.analysis.tracing.signature import check_signature, place_of_fun
 from spindle_cli.analysis.tracing.tracer import IN_OPERATOR, OperatorTracer
 from spindle_cli.analysis.unread import not_validated
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.wide import MadeInFloat64, forget_equal_twins
+from spindle_cli.training.precision import MadeInFloat64, forget_equal_twins
 from spindle_cli.workload.arguments import arguments_of
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.building.contents import hooks_of_forward_left_alone, last_name

@@ -49,7 +49,7 @@ from spindle_cli.analysis.tracing.proxies.selecting import Selected
 from spindle_cli.analysis.tracing.regions import HeldRegions, Region, UnfitError
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.wide import l1_loss_weight
+from spindle_cli.training.precision import l1_loss_weight
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import DECLARE, root_of
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
+from spindle_cli.analysis.autograd import SavedTensorsHooks
 from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.heads.cuts import Cut, Cuts
 from spindle_cli.training.precision import gradient_dtype

@@ -11,8 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from spindle_cli.training.data.lengths import first_batch
 from spindle_cli.training.items import seed_of
-from spindle_cli.training.precision import convert_constants, dtype_in
-from spindle_cli.training.wide import constants_of_modules
+from spindle_cli.training.precision import constants_of_modules, convert_constants, dtype_in
 from spindle_cli.workload.building.attributes import Before, hold_parameter, tensors_kept
 from spindle_cli.workload.building.memory import swap
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec

@@ -149,14 +149,6 @@ def make_jobs(
     return JobTable(tuple(order), stand_ins, class_of)
 
 
-def wanted_ops(table: JobTable) -> dict[str, set[int]]:
-    """Return the ops whose parameters the jobs and their inputs need, by task."""
-    wanted: dict[str, set[int]] = {}
-    for op in table.stand_ins.values():
-        wanted.setdefault(op.task, set()).add(op.op)
-    return wanted
-
-
 def _key(op_class: str, rows: int, tp: int = 1, *, sums_shares: bool = False) -> str:
     key = f"{op_class}/{rows}" if tp == 1 else f"{op_class}/{rows}/tp{tp}"
     return f"{key}/shares" if sums_shares else key

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks, saved_behind
+from spindle_cli.analysis.autograd import SavedTensorsHooks, saved_behind
 from spindle_cli.profile.op.op_memory import cuda_meter, live_meter, share_memory
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import ShareMemory

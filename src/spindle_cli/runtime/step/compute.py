@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spindle_cli.analysis.saved_tensors import KEEPS_GRADIENT_HOOKS
+from spindle_cli.analysis.autograd import KEEPS_GRADIENT_HOOKS
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import mix
 from spindle_cli.operators.sequence.exchange import Shared

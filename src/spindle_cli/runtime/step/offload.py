@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spindle_cli.analysis.saved_tensors import SavedTensorsHooks
+from spindle_cli.analysis.autograd import SavedTensorsHooks
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.training.precision import convert_module, dtype_in
-from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.settings.updates import LossScaleSettings
 from spindle_cli.workload.types import Workload
 

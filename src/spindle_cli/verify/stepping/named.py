@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.verify.flow import root_of
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.types import Workload
 
 

@@ -14,9 +14,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spindle_cli.training.optimizing.groups import optimizer_groups
 from spindle_cli.training.optimizing.optimizer import imported
-from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.types import FlowTask, Task
 
 # Arguments of schedules that may be lists over optimizer groups.

@@ -1,4 +1,5 @@
-"""Hooks on what autograd saves, in code of a user's that may use torch.func.
+"""What code of a user's does with autograd beside a backward pass: it asks for gradients itself, or for
+hooks; and hooks on what autograd saves, where that code may use torch.func.
 
 torch.func's transformations (`grad`, `vmap`, `jacrev`, ...) refuse to run while hooks on saved tensors are
 set. Those that are set here are not the user's, so transformations step over them: what they save inside is
@@ -8,13 +9,15 @@ seen by none of these hooks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import graph
+from torch.overrides import TorchFunctionMode
 
 # Whether hooks on the gradients of leaves (`register_hook` of a parameter, or of what an operator is given)
 # last where hooks on saved tensors are set. Before torch 2.10 they do not: a function of autograd's that is
@@ -117,3 +120,28 @@ def saved_behind(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
             several = value if isinstance(value, tuple) else (value,)
             yield from (saved for saved in several if isinstance(saved, Tensor))
         waiting.extend(following for following, _ in node.next_functions)
+
+
+@dataclass
+class Asking(TorchFunctionMode):
+    """Notes whether gradients are asked for inside, and whether tensors get hooks."""
+
+    asks: bool = False
+    hooks: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.asks = self.asks or func in _ASK
+        self.hooks = self.hooks or func is Tensor.register_hook
+        return func(*args, **(kwargs or {}))
+
+
+_ASK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
