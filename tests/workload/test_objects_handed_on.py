@@ -288,23 +288,6 @@ def test_a_layer_that_changes_the_dict_that_it_is_given_is_refused_as_such() -> 
         analysed(workload(OfDicts(), InPlace))
 
 
-class Penalised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        loss = self.layer(x).sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        return loss + gradient.pow(2).mean()  # type: ignore[no-any-return]
-
-
-def test_gradients_that_are_asked_for_between_operators_are_refused_as_such() -> None:
-    with pytest.raises(WorkloadError, match="asks for gradients between operators"):
-        analysed(workload(Penalised(), nn.Linear))
-
-
 class Rebuilt(nn.Module):
     """Makes the named tuple anew between its layers."""
 

@@ -579,14 +579,6 @@ class Run(fx.Interpreter):
                 place,
                 "Let it make a new one ({**state, 'h': h}) and return that.",
             )
-        if node.target is torch.autograd.grad:
-            return refusal(
-                self._task,
-                f"{what} asks for gradients between operators, which a trace cannot follow",
-                place,
-                "Put what is differentiated and its gradient into one nn.Module and list its class in the "
-                "workload's `operators` (it is then run as it is).",
-            )
         if reads_values(error):
             return self._reading(what, node, place, error)
         if (names := handed_out().refused_by_array(error)) is not None:

@@ -42,12 +42,13 @@ from spindle_cli.analysis.tracing.parts import (
 from spindle_cli.analysis.tracing.proxies.selecting import Selected
 from spindle_cli.analysis.tracing.shapes import with_items
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.introspection import fields_of
+from spindle_cli.workload.introspection import Reads, fields_of
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 
 # How the attributes of a task's module begin that hold its regions; they are none of its parts.
 NAME = "spindle_region_"
 _CALL = "__spindle_region__"
+_ASKING = ("grad", "backward")  # by which names code asks for gradients
 
 
 class UnfitError(ReadsValuesError):
@@ -363,6 +364,20 @@ class Region(nn.Module):
         """The names and attributes that the rest of the function uses."""
         return self._around
 
+    def asks_gradients(self) -> bool:
+        """Whether its code may ask for gradients itself (torch.autograd.grad, Tensor.backward)."""
+        reads = Reads()
+        for module in self.modules():
+            reads.of_class(type(module))
+        for owner in self.owners:
+            reads.of_class(type(owner))
+        for module in self.children():
+            reads.of_module(module)
+        reads.of_function(self._run)
+        reads.finish()
+        names = {name for code in reads.codes for name in code.co_names}
+        return not names.isdisjoint(_ASKING)
+
     def tensors(self) -> list[Tensor]:
         """The tensors that the region may use, but for traced ones."""
         values = [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
@@ -391,6 +406,7 @@ class Region(nn.Module):
             WorkloadError: they change one of them in place, where that could not be seen before.
         """
         versions = [argument._version if isinstance(argument, Tensor) else 0 for argument in given]
+        given = [_by_itself(argument) for argument in given]
         unshared: Sequence[Any] = given
         if self._changed:
             unshared = [argument.clone() if isinstance(argument, Tensor) else argument for argument in given]
@@ -440,6 +456,13 @@ class Region(nn.Module):
         finally:
             for theirs, name, held in undo:
                 theirs[name] = held
+
+
+def _by_itself(value: Any) -> Any:
+    """Return a tensor without gradients as another one over the same memory: code may say of it that it takes
+    one, and others use it too.
+    """
+    return value.detach() if isinstance(value, Tensor) and not value.requires_grad else value
 
 
 @dataclass

@@ -52,6 +52,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.training.precision import l1_loss_weight
 from spindle_cli.workload.arguments import call_forward
 from spindle_cli.workload.graph import DECLARE, root_of
+from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
 from spindle_cli.workload.refuse import (
     frames_of_caller,
@@ -96,6 +97,7 @@ class OperatorTracer(fx.Tracer):
         self._known: Known | None = None
         self.autocast = AutocastSeen()
         self.selections = 0  # by masks
+        self.leaves_of_gradients: set[fx.Node] = set()  # by requires_grad_
         self.regions = HeldRegions(task.module)
         others = [root_of(other_task) for other_task in workload.all_tasks if other_task.name != task.name]
         self.scratch = Scratch(task.name, task.module, self._leaves, observer.attributes, others)
@@ -175,6 +177,10 @@ class OperatorTracer(fx.Tracer):
                 place_of_caller(),
                 GIVE_AS_ARGUMENT,
             )
+        if target is torch.autograd.grad:
+            raise ReadsValuesError.at(_gradients_asked(self._task.name), frames=frames_of_caller())
+        if kind == "call_method" and target == "requires_grad_" and isinstance(args[0], fx.Proxy):
+            self.leaves_of_gradients.add(args[0].node)
         self._refuse_writing(kind, target, args)
         selected = None
         if any(type(argument) is Selected for argument in (*args, *kwargs.values())):
@@ -236,7 +242,7 @@ class OperatorTracer(fx.Tracer):
             made = super().create_proxy("call_module", target, tuple(given), {}, name)
             outputs = self.known.unpacked(made)
         except WorkloadError as error:
-            raise UnfitError.here(str(error), starts=True, ends=True) from error
+            raise UnfitError.here(str(error), starts=True, ends=not region.asks_gradients()) from error
         plain = [leaf for leaf in leaves_of(outputs) if leaf is not None and not self._is_traced_tensor(leaf)]
         if plain:
             raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
@@ -389,6 +395,35 @@ class OperatorTracer(fx.Tracer):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
         if any(value.node.op == "get_attr" for value in changed):
             raise UnfitError.here("it changes in place what a module holds", starts=True)
+        if region.asks_gradients() and self._are_connected(region, given):
+            raise UnfitError.here("it asks for gradients of what was computed before it", starts=True)
+
+    def _are_connected(self, region: Region, given: Sequence[Any]) -> bool:
+        """Whether one of the values that a region is given is made of another of them, of a parameter that
+        the region has, or of what forward has said to take a gradient, by what comes before it: a gradient
+        asked for inside would not come through that.
+        """
+        held_ids = {id(parameter) for parameter in region.parameters() if parameter.requires_grad}
+        if not self.leaves_of_gradients.isdisjoint(nodes_behind(value.node for value in given)):
+            return True
+        nodes = dict.fromkeys(value.node for value in given if self.known.takes_gradient(value))
+        calls = {node: _call_of(node) for node in nodes}
+        for node in nodes:
+            behind = nodes_behind([node])
+            if any(calls[second] in behind for second in nodes if second is not node):
+                return True
+            if any(id(parameter) in held_ids for source in behind for parameter in self._parameters(source)):
+                return True
+        return False
+
+    def _parameters(self, node: fx.Node) -> Iterator[nn.Parameter]:
+        """The parameters that a node's module has, or the one that it is."""
+        if node.op == "call_module":
+            yield from self.root.get_submodule(str(node.target)).parameters()
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            parameter = self.root.get_submodule(owner)._parameters.get(name)
+            yield from () if parameter is None else (parameter,)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Trace a call, unless it is our own to find out what is known; into a module that forward has just
@@ -450,6 +485,26 @@ def _tensors_of(module: nn.Module) -> dict[str, int]:
     """By name, the ids of a module's own parameters and buffers."""
     held = {**module._parameters, **module._buffers}
     return {name: id(tensor) for name, tensor in held.items() if tensor is not None}
+
+
+def _gradients_asked(task: str) -> WorkloadError:
+    """Return the refusal of gradients that forward asks for, where the statements around cannot run as they
+    are written.
+    """
+    return refusal(
+        task,
+        "forward asks for gradients between operators, which a trace cannot follow",
+        place_of_caller(),
+        "Put what is differentiated and its gradient into one nn.Module and list its class in the workload's "
+        "`operators` (it is then run as it is).",
+    )
+
+
+def _call_of(node: fx.Node) -> fx.Node:
+    """The call that gives a value, maybe beside others."""
+    while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any]]:

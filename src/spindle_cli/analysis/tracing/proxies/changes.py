@@ -114,6 +114,8 @@ class TracedValue(fx.Proxy):
         is_own = name in ("node", "tracer") or (name == "requires_grad" and not self._is_parameter())
         if not is_own and (hasattr(Tensor, name) or not self.tracer.is_tensor(self)):  # type: ignore[attr-defined]  # a tracer of ours
             self._refuse_change(f"setattr({name!r})")
+        if name == "requires_grad" and value:
+            self.tracer.leaves_of_gradients.add(self.node)  # type: ignore[attr-defined]  # a tracer of ours
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -105,6 +105,11 @@ class Known:
         """Whether a traced value is a tensor."""
         return isinstance(self.value(proxy), Tensor)
 
+    def takes_gradient(self, proxy: fx.Proxy) -> bool:
+        """Whether a traced value is a tensor with gradients."""
+        value = self._look(seen_as(proxy))[0]
+        return isinstance(value, Tensor) and value.requires_grad
+
     def parts(self, proxy: fx.Proxy) -> int | None:
         """How many things a traced tuple or list has; None if it is something else."""
         value, _ = self._look(proxy)
