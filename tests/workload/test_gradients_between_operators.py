@@ -140,6 +140,7 @@ def test_they_are_those_of_plain_pytorch(run: Callable[[Net, Tensor, Tensor], Te
     assert not any(field.requires_grad for field in batches[1].values())
     torch.testing.assert_close(loss, plain)
     parameters = dict(task.module.named_parameters())
+    assert all(parameter.grad is None for parameter in parameters.values())
     expected, gradients = gradients_of(plain, parameters), gradients_of(loss, parameters)
     torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5)
 

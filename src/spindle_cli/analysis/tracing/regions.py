@@ -380,8 +380,11 @@ class Region(nn.Module):
 
     def tensors(self) -> list[Tensor]:
         """The tensors that the region may use, but for traced ones."""
-        values = [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
-        return [*self.parameters(), *self.buffers(), *values]
+        return [*self.parameters(), *self.buffers(), *self.tensors_taken()]
+
+    def tensors_taken(self) -> list[Tensor]:
+        """The tensors, no traced ones, that the rest of the function hands to it."""
+        return [leaf for leaf in pytree.tree_leaves(self._values) if isinstance(leaf, Tensor)]
 
     @property
     def function(self) -> types.FunctionType:
@@ -406,12 +409,12 @@ class Region(nn.Module):
             WorkloadError: they change one of them in place, where that could not be seen before.
         """
         versions = [argument._version if isinstance(argument, Tensor) else 0 for argument in given]
-        given = [_by_itself(argument) for argument in given]
-        unshared: Sequence[Any] = given
+        alone = [_by_itself(argument) for argument in given]
+        unshared = alone
         if self._changed:
-            unshared = [argument.clone() if isinstance(argument, Tensor) else argument for argument in given]
+            unshared = [argument.clone() if isinstance(argument, Tensor) else argument for argument in alone]
         values = {
-            name: _put_together(item, unshared if name in self._changed else given)
+            name: _put_together(item, unshared if name in self._changed else alone)
             for name, item in self._values.items()
         }
         with self._tensors_held():

@@ -388,6 +388,10 @@ class OperatorTracer(fx.Tracer):
         if self.moves is not None and any(map(self.moves.source_of, tensors)):
             raise UnfitError.here("it takes a copy of a parameter's values", starts=True)
         held_ids = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
+        if any(id(tensor) in held_ids for tensor in region.tensors_taken()):
+            raise UnfitError.here(
+                "it is given parameters or buffers, of which others take their place", starts=True
+            )
         if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
             raise UnfitError.here("it computes with a layer that is no part of the model")
         changed = [given[place] for place in region.changed_places()]
