@@ -27,7 +27,7 @@ from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.evaluate import measure_as_they_are
 from spindle_cli.plan.search.memory_fallback import describe
-from spindle_cli.plan.sets.choose import evaluate_in_turn, of_tasks
+from spindle_cli.plan.sets.choose import evaluate_in_turn
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
@@ -153,7 +153,7 @@ def test_sets_of_tasks_fit_a_node_s_memory_each_by_itself(host_memory_gib: float
     """a moves 12 GB, which are 11.2 GiB; b, which runs in other steps, none."""
     profile = profile_of(net(), net("b/m", 2, 1))
     on = cluster(10, memory_gib=400, host_memory_gib=host_memory_gib)
-    a, b = (make_problem(of_tasks(profile, [task]), on) for task in "ab")
+    a, b = (make_problem(profile.of_tasks([task]), on) for task in "ab")
     slices = [
         slice_of(metaop, (0, metaop.num_ops), [0], 0.0).model_copy(update={"offload": ranges})
         for metaop, ranges in zip(profile.metaops, [((0, 12),), ()], strict=True)

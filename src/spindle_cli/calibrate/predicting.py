@@ -8,7 +8,6 @@ from types import MappingProxyType
 from spindle_cli.calibrate.links import with_slower_links
 from spindle_cli.plan.best.again import predicted_by
 from spindle_cli.plan.placing.predict import Prediction
-from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -28,7 +27,7 @@ def predicted_again(plan: Plan, profile: Profile, link_times: Mapping[str, float
         plan = plan.model_copy(update={"cluster": with_slower_links(plan.cluster, link_times)})
     seen = seen_on(profile, plan.cluster)
     if plan.joint is not None:
-        seen = of_tasks(seen, dict.fromkeys(metaop.task for metaop in plan.metaops))
+        seen = seen.of_tasks(dict.fromkeys(metaop.task for metaop in plan.metaops))
     return predicted_by(seen.with_metaops([_gathering_as(metaop, plan) for metaop in seen.metaops]), plan)
 
 

@@ -9,7 +9,7 @@ quiet the machine was and what was measured of each op, so that another profile 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -595,6 +595,19 @@ class Profile(TrainedArtifact):
     def sha256(self) -> str:
         """Return the hash of the profile as it was read, which this may be a part of."""
         return self._sha256 or super().sha256()
+
+    def of_tasks(self, tasks: Collection[str]) -> Profile:
+        """Return the profile of some tasks alone, and of steps that run just these."""
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        metaops = tuple(metaop for metaop in self.metaops if metaop.task in tasks)
+        just_these = TaskShare(tasks=tuple(tasks), share=1.0)
+        return Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)}).sharded_as(self)
+
+    def of_an_island(self) -> Profile:
+        """Return the profile as of a workload that is one island's alone; as it is without islands."""
+        if self.local_sgd is None:
+            return self
+        return self.model_copy(update={"local_sgd": None}).of_file(self.sha256())
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
         """Return this profile with other MetaOps, which are not looked at again."""

@@ -12,8 +12,6 @@ from rich.table import Table
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, other_settings
-from spindle_cli.plan.islands.planned import of_an_island
-from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan, bounds_of_any_cut, describe_bounds
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.explaining.chain import Cause, Link, critical_chain
@@ -109,10 +107,10 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
             f"but the one given is {profile.sha256()[:19]}...",
             hint="Give the profile that the plan was made from, or plan again.",
         )
-    profile = None if profile is None else of_an_island(profile)
+    profile = None if profile is None else profile.of_an_island()
     tasks = tuple(dict.fromkeys(metaop.task for metaop in plan.metaops)) if plan.turn is not None else ()
     if profile is not None and tasks:
-        profile = of_tasks(profile, tasks)
+        profile = profile.of_tasks(tasks)
     predicted = plan.predicted
     total_s = plan.cluster.num_devices * predicted.compute_s
     busy_s = sum(len(slice_.devices) * slice_.busy_s for slice_ in plan.slices)

@@ -28,7 +28,7 @@ def on_islands(profile: Profile, cluster: Cluster, local_sgd: LocalSgd, make: Pl
     Raises:
         NoPlanError: the cluster cannot be divided into such islands, or an island has no plan.
     """
-    alone = of_an_island(profile)
+    alone = profile.of_an_island()
     island = island_of(cluster, local_sgd.islands)
     plan = make(alone, island)
     planned = PlannedIslands(
@@ -40,13 +40,6 @@ def on_islands(profile: Profile, cluster: Cluster, local_sgd: LocalSgd, make: Pl
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     made = validate(Plan, {**fields, "local_sgd": local_sgd, "islands": planned}, where="the plan")
     return made.model_copy(update={"notes": (*made.notes, *lines_of(made))})
-
-
-def of_an_island(profile: Profile) -> Profile:
-    """The profile as of a workload that is one island's alone; as it is without islands."""
-    if profile.local_sgd is None:
-        return profile
-    return profile.model_copy(update={"local_sgd": None}).of_file(profile.sha256())
 
 
 def _without_s(alone: Profile, cluster: Cluster, local_sgd: LocalSgd, make: Planner) -> float | None:

@@ -35,7 +35,7 @@ from spindle_cli.plan.types import (
     bounds_of_any_cut,
     strategies_on,
 )
-from spindle_cli.profile.types import Profile, TaskShare
+from spindle_cli.profile.types import Profile
 
 # Makes the plan of a profile without sets.
 Planner = Callable[[Profile], Plan]
@@ -81,7 +81,7 @@ class _Sets:
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, make: Planner, posing: Posing) -> _Sets:
-        profiles = [of_tasks(profile, task_set.tasks) for task_set in profile.task_sets]
+        profiles = [profile.of_tasks(task_set.tasks) for task_set in profile.task_sets]
         set_slices = [
             plan.slices if len(set_profile.metaops) == len(profile.metaops) else make(set_profile).slices
             for set_profile in profiles
@@ -224,15 +224,6 @@ def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
         peak_memory_bytes=tuple(device.total_bytes for device in chosen.memory[number]),
         memory_formula=MEMORY_FORMULA,
     )
-
-
-def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
-    """The profile of some tasks alone, and of steps that run just these."""
-    fields = {name: getattr(profile, name) for name in profile.model_fields_set}
-    metaops = tuple(metaop for metaop in profile.metaops if metaop.task in tasks)
-    just_these = TaskShare(tasks=tuple(tasks), share=1.0)
-    made = Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})
-    return made.sharded_as(profile)
 
 
 @dataclass(frozen=True)
