@@ -114,8 +114,8 @@ def plan(
     from spindle_cli.plan.best.sharding import levels_of
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
-    from spindle_cli.plan.same_device import require_same_device
     from spindle_cli.profile.metagraph import require_equal_batches
+    from spindle_cli.profile.mixed.seen import require_same_device
 
     read, goal = profile if isinstance(profile, Profile) else Profile.read(Path(profile)), _cluster(cluster)
     assert goal is not None, "a cluster was given"

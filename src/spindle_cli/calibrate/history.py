@@ -13,8 +13,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import read_data
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PREDICTED_FILE
-from spindle_cli.plan.same_device import is_of_devices
-from spindle_cli.profile.mixed.seen import type_in
+from spindle_cli.profile.mixed.seen import is_of_devices, type_in
 from spindle_cli.profile.types import CalibratedRun, Profile
 from spindle_cli.units import counted
 

@@ -19,9 +19,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.files.runs.records import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import read_plan
-from spindle_cli.plan.same_device import is_of_devices
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.mixed.seen import devices_of, seen_on
+from spindle_cli.profile.mixed.seen import devices_of, is_of_devices, seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 FEWEST_STEPS = 3

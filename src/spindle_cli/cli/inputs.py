@@ -21,8 +21,8 @@ def read_profile_and_cluster(
     """
     from spindle_cli.errors import InputError
     from spindle_cli.files.cluster import Cluster
-    from spindle_cli.plan.same_device import require_same_device
     from spindle_cli.profile.metagraph import require_equal_batches
+    from spindle_cli.profile.mixed.seen import require_same_device
     from spindle_cli.profile.types import Profile
 
     read, goal = Profile.read(profile), Cluster.read(cluster)

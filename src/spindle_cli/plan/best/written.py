@@ -10,9 +10,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.best.find import PlanResult, require_above
 from spindle_cli.plan.bound.any_cut import AnyCut
-from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.search.evaluate import EvaluatedCandidate
 from spindle_cli.plan.types import BOUNDS_OF_ANY_CUT, Plan, Predicted, StrategyName
+from spindle_cli.profile.mixed.seen import assumption
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import format_seconds
 
