@@ -15,10 +15,7 @@ from spindle_cli.errors import ExitCode
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.questions.explain import explain, type_reasons_text
-from spindle_cli.questions.explaining.of_types import (
+from spindle_cli.plan.reasons import (
     OneMore,
     OnTypes,
     TypeReason,
@@ -26,6 +23,9 @@ from spindle_cli.questions.explaining.of_types import (
     TypeShares,
     type_reasons,
 )
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.questions.explain import explain, type_reasons_text
 
 SCHEMA = Path(__file__).parents[2] / "schemas" / "explanation.json"
 ONE_EACH = cluster_of_types({"h800": 1, "h20": 1})

@@ -19,10 +19,10 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, 
 from helpers.uneven import uneven_plan
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.reasons import reasons
 from spindle_cli.plan.types import Plan
 from spindle_cli.questions.explain import explain
 from spindle_cli.questions.explain import headline as headline_of_reasons
-from spindle_cli.questions.explaining.worth import reasons
 from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, Symbols, allocation_table, draw, headline, legend
 from spindle_cli.show.summary import Allocation, summarise

@@ -12,18 +12,21 @@ from rich.table import Table
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, other_settings
-from spindle_cli.plan.types import Plan, bounds_of_any_cut, describe_bounds
-from spindle_cli.profile.types import Profile
-from spindle_cli.questions.explaining.chain import Cause, Link, critical_chain
-from spindle_cli.questions.explaining.of_types import (
+from spindle_cli.plan.reasons import (
+    Choice,
     OnTypes,
+    Reason,
     Taken,
     TypeReason,
     TypeReasons,
     TypeShares,
+    reasons,
     type_reasons,
 )
-from spindle_cli.questions.explaining.worth import Choice, OtherSize, Reason, Worth, reasons, worth_of
+from spindle_cli.plan.types import Plan, bounds_of_any_cut, describe_bounds
+from spindle_cli.profile.types import Profile
+from spindle_cli.questions.explaining.chain import Cause, Link, critical_chain
+from spindle_cli.questions.explaining.worth import OtherSize, Worth, worth_of
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 

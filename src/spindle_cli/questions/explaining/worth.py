@@ -11,19 +11,11 @@ from __future__ import annotations
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.any_number import on_any_number
-from spindle_cli.plan.bound.bound import Bound, lower_bound
-from spindle_cli.plan.bound.pricing import column_of
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.problem import Node
-from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.plan.reasons import bound_on
+from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.edit import with_devices, with_one_more
-
-# A MetaOp is critical when the bound grows by at least this much of each second added to it.
-CRITICAL = 1e-6
 
 
 class OtherSize(Model):
@@ -76,48 +68,12 @@ class Worth(Model):
     of_types: tuple[OfType, ...] = ()
 
 
-class Choice(Model):
-    """One number of devices that a MetaOp could have had.
-
-    Attributes:
-        num_devices: How many devices.
-        op_s: Seconds of an op.
-        device_s: Device-seconds of an op.
-        priced: Its seconds and device-seconds at the program's prices, over the cheapest choice's, less 1:
-            what it wastes.
-        bound_ops: Ops that run on it in the bound's optimum.
-        plan_ops: Ops that run on it in the plan.
-    """
-
-    num_devices: int
-    op_s: float
-    device_s: float
-    priced: float
-    bound_ops: float
-    plan_ops: int
-
-
-class Reason(Model):
-    """Why a MetaOp got its devices.
-
-    Attributes:
-        metaop: Name of the MetaOp.
-        critical: Seconds that the bound grows by per second added to it.
-        choices: The numbers of devices that it could have had.
-    """
-
-    metaop: str
-    critical: float
-    choices: tuple[Choice, ...]
-
-
 def worth_of(plan: Plan, profile: Profile) -> Worth:
     """Ask the program, then solve it again for one device fewer and one more; of several types also for one
     more of each.
     """
     cluster = plan.cluster
-    profile = seen_on(profile, cluster)
-    bound = lower_bound(make_problem(profile, cluster))
+    bound = bound_on(profile, cluster)
     count = cluster.num_devices
     part = sum(bound.device_value_s[kind] * number for kind, number in cluster.num_of_type.items())
     of_types = tuple(
@@ -147,49 +103,8 @@ def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> O
 def _planned_on(plan: Plan, profile: Profile, cluster: Cluster) -> OtherSize:
     num_devices = cluster.num_devices
     try:
-        bound_s = lower_bound(make_problem(seen_on(profile, cluster), cluster)).lower_bound_s
+        bound_s = bound_on(profile, cluster).lower_bound_s
         iteration_s = make_plan(profile, cluster, plan.strategy).predicted.iteration_s
     except NoPlanError:  # an answer: with so many devices nothing fits
         return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
     return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
-
-
-def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
-    """For each MetaOp, what its choices cost at the program's prices, and which were taken; with shares
-    that are not equal, where the plan has any. Of devices of several types `type_reasons` says it.
-    """
-    if plan.cluster.is_mixed:
-        return ()
-    profile = seen_on(profile, plan.cluster)
-    wide = on_any_number(profile, plan.cluster) if any(p.rows is not None for p in plan.slices) else None
-    problem = make_problem(wide or profile, plan.cluster)
-    bound = lower_bound(problem)
-    return tuple(_reason(bound, node, plan.slices) for node in problem.nodes)
-
-
-def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
-    flow = bound.critical[node.index]
-    costs = [column_of(point).cost(bound.prices, flow) for point in node.points]
-    cheapest = min(costs)
-    in_bound = {column.counts: ops for column, ops in bound.ops[node.index]}
-    in_plan: dict[int, int] = {}
-    # Micro-batches on the same devices run the same ops.
-    for (first, last), devices in {
-        (slice_.ops, len(slice_.devices)) for slice_ in slices if slice_.metaop == node.metaop.name
-    }:
-        in_plan[devices] = in_plan.get(devices, 0) + last - first
-    return Reason(
-        metaop=node.metaop.name,
-        critical=flow if flow > CRITICAL else 0.0,
-        choices=tuple(
-            Choice(
-                num_devices=point.num_devices,
-                op_s=point.op_s,
-                device_s=point.num_devices * point.op_s,
-                priced=cost / cheapest - 1 if cheapest > 0 else 0.0,
-                bound_ops=in_bound.get(column_of(point).counts, 0.0),
-                plan_ops=in_plan.get(point.num_devices, 0),
-            )
-            for point, cost in zip(node.points, costs, strict=True)
-        ),
-    )

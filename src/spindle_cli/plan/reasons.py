@@ -1,9 +1,8 @@
-"""Why each MetaOp got its devices on a cluster of several types, by the prices of the linear program
-(`plan/bound/bound.py`): what an op costs on an allocation is its seconds, times what a second of each of the
-devices is worth and of its own.
+"""Why each MetaOp got its devices, by the prices of the linear program (`plan/bound/bound.py`): what an op
+costs on an allocation is its seconds, times what a second of each of the devices is worth and of its own.
 
-Seconds are of an op on the whole batch, forward and backward: of all micro-batches together, cut as the plan
-cuts them, and without what is recomputed or moved for memory.
+On a cluster of several types, seconds are of an op on the whole batch, forward and backward: of all
+micro-batches together, cut as the plan cuts them, and without what is recomputed or moved for memory.
 """
 
 from __future__ import annotations
@@ -15,21 +14,104 @@ from dataclasses import dataclass
 from spindle_cli.costs.shares import share_on_type, sizes, times_of
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.best.micro_batches import cut_profile
-from spindle_cli.plan.bound.bound import cheapest_columns, lower_bound
+from spindle_cli.plan.bound.bound import Bound, cheapest_columns, lower_bound
 from spindle_cli.plan.bound.pricing import Column, column_of
 from spindle_cli.plan.cutting.allocations import degrees_of, groups_of_type, point_of_cut
 from spindle_cli.plan.cutting.cuts import cutter_of
 from spindle_cli.plan.cutting.shares import share_times
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.problem import Point
+from spindle_cli.plan.problem import Node, Point
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.questions.explaining.worth import CRITICAL
 
+# A MetaOp is critical when the bound grows by at least this much of each second added to it.
+CRITICAL = 1e-6
 # Ops of the program's optimum that are fewer than this are none.
 SOME_OPS = 1e-6
+
+
+class Choice(Model):
+    """One number of devices that a MetaOp could have had.
+
+    Attributes:
+        num_devices: How many devices.
+        op_s: Seconds of an op.
+        device_s: Device-seconds of an op.
+        priced: Its seconds and device-seconds at the program's prices, over the cheapest choice's, less 1:
+            what it wastes.
+        bound_ops: Ops that run on it in the bound's optimum.
+        plan_ops: Ops that run on it in the plan.
+    """
+
+    num_devices: int
+    op_s: float
+    device_s: float
+    priced: float
+    bound_ops: float
+    plan_ops: int
+
+
+class Reason(Model):
+    """Why a MetaOp got its devices.
+
+    Attributes:
+        metaop: Name of the MetaOp.
+        critical: Seconds that the bound grows by per second added to it.
+        choices: The numbers of devices that it could have had.
+    """
+
+    metaop: str
+    critical: float
+    choices: tuple[Choice, ...]
+
+
+def bound_on(profile: Profile, cluster: Cluster) -> Bound:
+    """Solve the linear program of a profile on a cluster."""
+    return lower_bound(make_problem(seen_on(profile, cluster), cluster))
+
+
+def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
+    """For each MetaOp, what its choices cost at the program's prices, and which were taken; with shares
+    that are not equal, where the plan has any. Of devices of several types `type_reasons` says it.
+    """
+    if plan.cluster.is_mixed:
+        return ()
+    profile = seen_on(profile, plan.cluster)
+    wide = on_any_number(profile, plan.cluster) if any(p.rows is not None for p in plan.slices) else None
+    problem = make_problem(wide or profile, plan.cluster)
+    bound = lower_bound(problem)
+    return tuple(_reason(bound, node, plan.slices) for node in problem.nodes)
+
+
+def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
+    flow = bound.critical[node.index]
+    costs = [column_of(point).cost(bound.prices, flow) for point in node.points]
+    cheapest = min(costs)
+    in_bound = {column.counts: ops for column, ops in bound.ops[node.index]}
+    in_plan: dict[int, int] = {}
+    # Micro-batches on the same devices run the same ops.
+    for (first, last), devices in {
+        (slice_.ops, len(slice_.devices)) for slice_ in slices if slice_.metaop == node.metaop.name
+    }:
+        in_plan[devices] = in_plan.get(devices, 0) + last - first
+    return Reason(
+        metaop=node.metaop.name,
+        critical=flow if flow > CRITICAL else 0.0,
+        choices=tuple(
+            Choice(
+                num_devices=point.num_devices,
+                op_s=point.op_s,
+                device_s=point.num_devices * point.op_s,
+                priced=cost / cheapest - 1 if cheapest > 0 else 0.0,
+                bound_ops=in_bound.get(column_of(point).counts, 0.0),
+                plan_ops=in_plan.get(point.num_devices, 0),
+            )
+            for point, cost in zip(node.points, costs, strict=True)
+        ),
+    )
 
 
 class OnTypes(Model):
