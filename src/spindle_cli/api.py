@@ -111,7 +111,7 @@ def plan(
         InputError: a file is missing or malformed, or profile and cluster are of different devices.
     """
     from spindle_cli.check.run import check_plan
-    from spindle_cli.plan.best.sharding import levels_of
+    from spindle_cli.plan.best.request import levels_of
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.profile.metagraph import require_equal_batches

@@ -12,7 +12,7 @@ from test_sharding import KEPT, PARAMETERS, net_of, require_sound, shared
 
 from helpers.plans import cluster_of, curve_of
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.plan.best.sharding import parse_levels
+from spindle_cli.plan.best.request import parse_levels
 from spindle_cli.plan.file import plan_text, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan

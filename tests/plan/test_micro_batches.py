@@ -14,11 +14,8 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.plan.best.micro_batches import (
-    alike_micro_batches,
-    in_micro_batches,
-    parse_counts,
-)
+from spindle_cli.plan.best.micro_batches import alike_micro_batches, in_micro_batches
+from spindle_cli.plan.best.request import parse_counts
 from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, ProcessorCosts, Profile
 from spindle_cli.simulate.run import simulate

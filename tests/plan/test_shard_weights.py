@@ -17,11 +17,12 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.best.request import parse_shard_by
 from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
-from spindle_cli.plan.weights.choose import by_free_memory, by_speed, parse_shard_by
+from spindle_cli.plan.weights.choose import by_free_memory, by_speed
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile

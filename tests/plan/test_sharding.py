@@ -24,7 +24,8 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster, Link, Links
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.best.sharding import levels_of, parse_levels, shardings_to_try
+from spindle_cli.plan.best.request import levels_of, parse_levels
+from spindle_cli.plan.best.sharding import shardings_to_try
 from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan

@@ -46,12 +46,10 @@ def plan(
     from spindle_cli.calibrate.links import unlike_links
     from spindle_cli.check.run import check_plan
     from spindle_cli.files.writing import require_no_input, require_no_other
-    from spindle_cli.plan.best.micro_batches import parse_counts
-    from spindle_cli.plan.best.sharding import parse_levels
+    from spindle_cli.plan.best.request import parse_counts, parse_levels, parse_shard_by
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.plan_report import PlanReport
-    from spindle_cli.plan.weights.choose import parse_shard_by
 
     counts = parse_counts(micro_batches) if micro_batches else None
     levels = parse_levels(shard) if shard else None

@@ -183,25 +183,6 @@ def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
     return [count for count in range(1, batch_size // fewest + 1) if batch_size % count == 0]
 
 
-def parse_counts(texts: Sequence[str]) -> dict[str, int]:
-    """Read how many micro-batches each task has from 'task=count' texts.
-
-    Raises:
-        UsageError: one is no such text, or a task is named twice.
-    """
-    counts: dict[str, int] = {}
-    for text in texts:
-        task, _, count = text.rpartition("=")
-        if not (task and count.isascii() and count.isdigit() and 0 < int(count) < 2**31):
-            raise UsageError(
-                f"--micro-batches {text}: expected TASK=COUNT, for example --micro-batches image_text=4"
-            )
-        if task in counts:
-            raise UsageError(f"--micro-batches {text}: task {task!r} is named twice")
-        counts[task] = int(count)
-    return counts
-
-
 def _require_sound(profile: Profile, counts: Mapping[str, int]) -> None:
     part_of = parts_of(profile.metaops)
     count_of: dict[int, tuple[str, int]] = {}

@@ -4,7 +4,7 @@ them runs where they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from operator import add
 from typing import NamedTuple
@@ -68,40 +68,6 @@ def _sizes(profile: Profile) -> dict[str, _Size]:
     for (key, _), size in blocks.items():
         sizes[key] = _Size(*map(add, size, sizes.get(key, (0, 0))))
     return sizes
-
-
-def parse_levels(texts: Sequence[str]) -> dict[str, Sharding]:
-    """Read what is sharded of which parameters from 'key=level' texts.
-
-    Raises:
-        UsageError: one is no such text, or a key is named twice.
-    """
-    levels: dict[str, str] = {}
-    for text in texts:
-        key, _, level = text.rpartition("=")
-        if not key or level not in tuple(Sharding):
-            raise UsageError(
-                f"--shard {text}: expected KEY=LEVEL with a level of {', '.join(Sharding)}, for example "
-                "--shard vision.blocks=parameters"
-            )
-        if key in levels:
-            raise UsageError(f"--shard {text}: {key!r} is named twice")
-        levels[key] = level
-    return levels_of(levels)
-
-
-def levels_of(sharding: Mapping[str, str]) -> dict[str, Sharding]:
-    """By key, levels that are named.
-
-    Raises:
-        UsageError: there is no such level.
-    """
-    for key, level in sharding.items():
-        if level not in tuple(Sharding):
-            raise UsageError(
-                f"sharding of {key!r}: found {level!r}, expected one of {', '.join(Sharding)}",
-            )
-    return {key: Sharding(level) for key, level in sharding.items()}
 
 
 def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:

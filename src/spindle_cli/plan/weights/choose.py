@@ -19,7 +19,7 @@ from spindle_cli.account.device_memory import DeviceMemory, device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
+from spindle_cli.files.sharding import ShardWeights
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
@@ -32,30 +32,6 @@ _MOST_ASKED, _MOST_TRIED = 4, 2
 WORTH_FREEING = 0.05
 # Plans a profile, with its weights, for a cluster.
 Make = Callable[[Profile, Cluster], Plan]
-
-
-def parse_shard_by(text: str) -> ShardBy:
-    """What is asked for on a command line.
-
-    Raises:
-        UsageError: it is neither 'even' nor 'memory' nor 'speed', nor says a whole number for each type.
-    """
-    match text:
-        case "even" | "memory" | "speed":
-            return text
-    weights: dict[str, int] = {}
-    for part in text.split(","):
-        kind, _, number = part.strip().rpartition("=")
-        if not kind or not number.isdecimal() or not 1 <= int(number) <= LARGEST_WEIGHT:
-            raise UsageError(
-                f"--shard-by {text}: found {part!r}; expected even, memory, speed, or TYPE=WEIGHT for each "
-                f"type of device, whole numbers from 1 to {LARGEST_WEIGHT}",
-                hint="For example `--shard-by a100-80gb=5,v100-32gb=2`.",
-            )
-        if kind in weights:
-            raise UsageError(f"--shard-by {text}: {kind!r} is named twice", hint="Name each type once.")
-        weights[kind] = int(number)
-    return weights
 
 
 def with_best_weights(
