@@ -22,9 +22,10 @@ import yaml
 from gpu_bench.record import share_of_peak
 from paper_profiles import ROOT, WORKLOADS
 
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.files.run_files import PREDICTED_FILE, Comparison, PredictedVsMeasured
 from spindle_cli.files.writing import write_text
-from spindle_cli.profile.machine.devices import Precision, cluster_device_name
+from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB, format_seconds
@@ -152,7 +153,7 @@ def _page(name: str, results: Sequence[Trained]) -> Iterator[str]:
 
 
 def _shares(name: str, trained: Trained) -> Iterator[str]:
-    precision: Precision = "float32" if trained.profile.environment["precision"] == "float32" else "bfloat16"
+    precision: Arithmetic = "float32" if trained.profile.environment["precision"] == "float32" else "bfloat16"
     for metaop in trained.profile.metaops:
         point = metaop.curve[0]
         share = share_of_peak(name, precision, metaop, point.num_devices, point.op_s)

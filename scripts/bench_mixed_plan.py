@@ -29,13 +29,13 @@ from pattern_bound import pattern_bound_s, with_every_number
 from random_mixed_profiles import random_mixed_profile
 from random_profiles import SHAPES
 
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, StrategyName
-from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.profiling import estimate_profile
 from spindle_cli.profile.types import Profile
@@ -184,7 +184,7 @@ def _profile(workload: str, name: str, cluster: Cluster) -> Profile:
 def _profile_path(workload: str, name: str, cluster: Cluster) -> Path:
     """Estimated for all types unless it has been before."""
     has_bfloat16 = not any(kind.startswith(WITHOUT_BFLOAT16) for kind in cluster.types)
-    precision: Precision = "bfloat16" if has_bfloat16 else "float16"
+    precision: Arithmetic = "bfloat16" if has_bfloat16 else "float16"
     path = FOLDER / f"{workload}-on-{name}-{precision}.json"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,14 @@ from typing import TypeVar
 
 from random_profiles import Shape, random_profile
 
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.profile.machine.devices import Precision, device_peak
+from spindle_cli.profile.machine.devices import device_peak
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, ShareTime
 
 # What random times are of, and what all types train in.
 BASE = "a800-80gb"
-ARITHMETIC: Precision = "bfloat16"
+ARITHMETIC: Arithmetic = "bfloat16"
 Timed = TypeVar("Timed", CurvePoint, ShareTime)
 
 

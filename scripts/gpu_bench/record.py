@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from spindle_cli.profile.machine.devices import Precision, device_peak, listed_devices
+from spindle_cli.costs.flops import Arithmetic
+from spindle_cli.profile.machine.devices import device_peak, listed_devices
 from spindle_cli.profile.types import MetaOp, Profile
 from spindle_cli.units import GIB, format_bytes, format_seconds
 
@@ -62,7 +63,7 @@ def memory_line(workload: str, predicted: int, measured: int) -> Line:
 
 def curve_lines(workload: str, device: str, profile: Profile) -> Iterator[Line]:
     """Each MetaOp's op on its whole share, with the share of the device's peak where that is known."""
-    precision: Precision = "float32" if profile.environment.get("precision") == "float32" else "bfloat16"
+    precision: Arithmetic = "float32" if profile.environment.get("precision") == "float32" else "bfloat16"
     for metaop in profile.metaops:
         op_s = metaop.curve[0].op_s
         share = share_of_peak(device, precision, metaop, metaop.curve[0].num_devices, op_s)
@@ -74,7 +75,7 @@ def curve_lines(workload: str, device: str, profile: Profile) -> Iterator[Line]:
 
 
 def share_of_peak(
-    device: str, precision: Precision, metaop: MetaOp, num_devices: int, op_s: float
+    device: str, precision: Arithmetic, metaop: MetaOp, num_devices: int, op_s: float
 ) -> float | None:
     """What an op reaches of the device's peak, both ways; None where one of them is not known."""
     flops = getattr(metaop, "flops_per_op", None)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.metaops.ops import op_module
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.profile.estimating.estimate import between
-from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import count_work, with_state
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.graph import TaskGraph
@@ -57,7 +57,7 @@ def test_work_between_two_shares_is_that_of_the_share(classify: TaskGraph) -> No
 
 def test_every_parameter_costs_a_cast_and_sums_whatever_the_batch(classify: TaskGraph) -> None:
     op = classify.ops[1]
-    expected: tuple[tuple[Precision, int, int], ...] = (("float32", 0, 1), ("bfloat16", 1, 2))
+    expected: tuple[tuple[Arithmetic, int, int], ...] = (("float32", 0, 1), ("bfloat16", 1, 2))
     for precision, forward, backward in expected:
         few, many = (count_work(classify, op, rows, precision) for rows in (2, 16))
         tensors = len(op.parameters)

@@ -29,7 +29,7 @@ from spindle_cli.cli.profile_options import (
 from spindle_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from spindle_cli.profile.machine.devices import Precision
+    from spindle_cli.costs.flops import Arithmetic
     from spindle_cli.profile.profiling import ProfileOptions
     from spindle_cli.profile.types import Profile
 
@@ -103,7 +103,7 @@ def _refuse_what_is_for_measuring(write_cluster: Path | None, reuse: Path | None
             )
 
 
-def _refuse_what_is_for_estimating(precision: Precision | None, device: str | None) -> None:
+def _refuse_what_is_for_estimating(precision: Arithmetic | None, device: str | None) -> None:
     """Raises: UsageError: an option is given that is for --estimate alone."""
     from spindle_cli.files.cluster import is_cpu
 
@@ -133,7 +133,7 @@ def _measure(workload: str, output_path: Path, options: ProfileOptions) -> Profi
 
 
 def _estimate(
-    workload: str, output_path: Path, options: ProfileOptions, precision: Precision | None
+    workload: str, output_path: Path, options: ProfileOptions, precision: Arithmetic | None
 ) -> Profile:
     """Work the curves out from published peaks."""
     from spindle_cli.profile.profiling import Audience, estimate_profile

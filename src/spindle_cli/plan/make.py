@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from spindle_cli.costs.flops import arithmetic_of
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -52,8 +51,7 @@ from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName, Sums, strategies_on
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.plan.weights.on_part import weights_on
-from spindle_cli.profile.machine.devices import require_precision
-from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.mixed.seen import require_arithmetic, seen_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
@@ -100,9 +98,7 @@ def make_plan(
 
 def _made(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan for devices that all train one model."""
-    arithmetic = arithmetic_of(profile.environment)
-    if arithmetic is not None:
-        require_precision(cluster.types, arithmetic)
+    require_arithmetic(profile, cluster)
     plan = _plan_with_weights(profile, cluster, request)
     if request.sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
         return plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from spindle_cli.analysis.analyse import unlisted_layers
-from spindle_cli.costs.flops import arithmetic_in
+from spindle_cli.costs.flops import Arithmetic, arithmetic_in
 from spindle_cli.errors import InputError, UsageError, WorkloadError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -21,7 +21,7 @@ from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
-from spindle_cli.profile.machine.devices import Precision, device_peak, require_precision
+from spindle_cli.profile.machine.devices import device_peak, require_precision
 from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type
 from spindle_cli.profile.measuring.measure import measure
 from spindle_cli.profile.measuring.reuse import Reused
@@ -269,7 +269,7 @@ def estimate_profile(
     cluster: Cluster | None = None,
     device_name: str | None = None,
     num_devices: int | None = None,
-    precision: Precision | None = None,
+    precision: Arithmetic | None = None,
     check: bool = True,
     looking: Looking = Looking(),  # noqa: B008 - frozen
 ) -> Profile:
@@ -303,7 +303,7 @@ def estimate_profile(
     _require_sound_training(source, analysed)
     trained_in = arithmetic_in(analysed.loaded.train.precision)
     usual = "bfloat16" if trained_in == "float32" and peaks[0].name != "cpu" else trained_in
-    chosen: Precision = precision or usual
+    chosen: Arithmetic = precision or usual
     require_precision(names, chosen)
     of_types = {name: degrees_on(cluster, name) for name in names}
     _say_what_stays_whole(analysed, max(of_types.values(), key=len), audience)

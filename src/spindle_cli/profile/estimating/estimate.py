@@ -13,12 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.estimating.fake_memory import fake_memory
-from spindle_cli.profile.machine.devices import DevicePeak, Precision
+from spindle_cli.profile.machine.devices import DevicePeak
 from spindle_cli.profile.machine.roofline import Kernel, kernels_s, update_s_per_byte
 from spindle_cli.profile.measuring.progress import steps_bar
 from spindle_cli.profile.op.counting import Work, count_work, value_bytes
@@ -45,7 +46,7 @@ class EstimateSettings:
     device_name: str
     device: DevicePeak
     max_devices: int
-    precision: Precision
+    precision: Arithmetic
     cluster: Cluster | None = None
     degrees: tuple[int, ...] = ()
 
@@ -163,7 +164,7 @@ def _share_again(work: Work, settings: EstimateSettings) -> float:
     return min(again_s / forward_s, 1.0) if forward_s > 0 else 1.0
 
 
-def _forward_flops(graph: WorkloadGraph, job: Job, work: Work, precision: Precision) -> float:
+def _forward_flops(graph: WorkloadGraph, job: Job, work: Work, precision: Arithmetic) -> float:
     """Count the work of the forward pass alone; that of a loss in chunks makes gradients too."""
     if work.loss_chunks == 1:
         return work.forward_flops
@@ -198,7 +199,7 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
     )
 
 
-def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:
+def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Arithmetic:
     """Return what values are sent in: under autocast as they are without it."""
     return "float32" if train.autocast is not None else settings.precision
 

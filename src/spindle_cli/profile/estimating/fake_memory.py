@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.unread import Unread
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.operators.batch_dependent import named_in, pairs_over_shares, summing_over
 from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.operators.whole import selective_checkpoint
-from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import OpTensors, itemsizes, with_state, with_tensors
 from spindle_cli.profile.op.op_memory import live_meter, share_memory, with_selective
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
@@ -31,7 +31,7 @@ def fake_memory(
     task: TaskGraph,
     op: Op,
     rows: int,
-    precision: Precision,
+    precision: Arithmetic,
     train: TrainSettings,
     split: LayerSplit | None = None,
     *,
@@ -55,7 +55,7 @@ def fake_memory(
 
 def _memory(
     tensors: OpTensors,
-    precision: Precision,
+    precision: Arithmetic,
     train: TrainSettings,
     split: LayerSplit | None,
     *,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from spindle_cli.costs.flops import PEAK_FLOPS_PER_S
+from spindle_cli.costs.flops import PEAK_FLOPS_PER_S, Arithmetic
 from spindle_cli.errors import InputError
 from spindle_cli.profile.types import Device
 from spindle_cli.units import GIB
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 _MEMORY = re.compile(r"\d+gb")
 
@@ -36,7 +33,7 @@ class DevicePeak:
     """
 
     name: str
-    flops_per_s: dict[Precision, float]
+    flops_per_s: dict[Arithmetic, float]
     memory_bytes: int
     memory_bytes_per_s: float
     best_matrix_share: float
@@ -185,7 +182,7 @@ def device_peak(name: str) -> DevicePeak:
     return _BY_NAME[name]
 
 
-def require_precision(names: Sequence[str], precision: Precision) -> None:
+def require_precision(names: Sequence[str], precision: Arithmetic) -> None:
     """Refuse arithmetic that a listed device does not have, or one with a listed chip ('p100-pcie-12gb').
 
     Raises:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.costs.parameters import update_traffic
-from spindle_cli.profile.machine.devices import DevicePeak, Precision
+from spindle_cli.profile.machine.devices import DevicePeak
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def deep_share(kernel: Kernel, device: DevicePeak) -> float:
     return depth / (depth + device.ramp_depth)
 
 
-def kernel_s(kernel: Kernel, device: DevicePeak, precision: Precision) -> float:
+def kernel_s(kernel: Kernel, device: DevicePeak, precision: Arithmetic) -> float:
     """Seconds of the device for one kernel: a fixed gap, then the longer of arithmetic and memory traffic."""
     arithmetic_s = 0.0
     if kernel.flops:
@@ -61,7 +62,7 @@ def kernel_s(kernel: Kernel, device: DevicePeak, precision: Precision) -> float:
     return device.device_s_per_kernel + max(arithmetic_s, memory_s)
 
 
-def kernels_s(kernels: Iterable[Kernel], device: DevicePeak, precision: Precision) -> float:
+def kernels_s(kernels: Iterable[Kernel], device: DevicePeak, precision: Arithmetic) -> float:
     """Seconds for kernels in a row: the host dispatches ahead, so the slower of the two sets the pace."""
     device_s = host_s = 0.0
     for kernel in kernels:

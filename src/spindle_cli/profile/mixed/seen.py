@@ -175,6 +175,15 @@ def require_same_device(profile: Profile, cluster: Cluster) -> None:
             hint="Profile on such a device, or for it with --estimate; with --assume-same-device the times "
             "are taken as they are.",
         )
+    require_arithmetic(profile, cluster)
+
+
+def require_arithmetic(profile: Profile, cluster: Cluster) -> None:
+    """Refuse a cluster with a type of device that lacks a profile's arithmetic.
+
+    Raises:
+        InputError: one lacks it.
+    """
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
         require_precision(cluster.types, arithmetic)

@@ -23,11 +23,11 @@ from spindle_cli.analysis.fixed.marks import without_values
 from spindle_cli.analysis.rules.remembered import Remembering, fake_mode
 from spindle_cli.analysis.rules.tape import tensors_in
 from spindle_cli.analysis.unread import Unread
+from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.operators.batch_dependent import named_in, pairs_over_shares, summing_over
 from spindle_cli.operators.heads.chunked import gradients_later, sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.operators.whole import is_kept
-from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
@@ -97,7 +97,7 @@ def count_work(
     task: TaskGraph,
     op: Op,
     rows: int,
-    precision: Precision,
+    precision: Arithmetic,
     split: LayerSplit | None = None,
     *,
     sums_shares: bool = False,
@@ -120,7 +120,7 @@ def count_work(
 
 def _count(
     tensors: OpTensors,
-    precision: Precision,
+    precision: Arithmetic,
     split: LayerSplit | None,
     *,
     sums_shares: bool,
@@ -363,7 +363,7 @@ def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> fl
     )
 
 
-def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
+def itemsizes(precision: Arithmetic) -> Callable[[torch.dtype], int]:
     """Return what gives the bytes of an element by dtype, in arithmetic of this precision."""
     largest = torch.float32.itemsize if precision == "float32" else torch.bfloat16.itemsize
 
@@ -373,7 +373,7 @@ def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
     return itemsize
 
 
-def value_bytes(spec: ValueSpec, precision: Precision) -> int:
+def value_bytes(spec: ValueSpec, precision: Arithmetic) -> int:
     """Return the bytes of a value between ops, for the whole batch, computed in `precision`."""
     return math.prod(spec.shape) * itemsizes(precision)(spec.dtype)
 
