@@ -12,8 +12,7 @@ import yaml
 
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
-from spindle_cli.check.run import check_plan
-from spindle_cli.check.task_sets import require_planned
+from spindle_cli.check.run import check_plan, require_planned
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import parse_yaml
 from spindle_cli.plan.best.posed import ProblemPoser

@@ -1,8 +1,10 @@
 """Check a plan: every rule of `RULES`, without the planner's code: only its types and the memory of
-devices.
+devices; and whether it has what each step runs that the train settings ask for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.check import (
@@ -16,9 +18,11 @@ from spindle_cli.check import (
 )
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
+from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.settings.types import TaskShare
 
 
 def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, ...]:
@@ -51,6 +55,13 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         violations += against_profile.same_metaops(whole, profile)
         violations += against_profile.bound_is_no_guess(whole, profile)
     return tuple(violations)
+
+
+def first_missing(plan: Plan) -> Violation | None:
+    """The first entry of a plan that names what does not exist; None where nothing is wrong with any."""
+    missing = structure.names_and_ranges(plan)
+    rows = structure.rows_of_shares(plan, is_complete=bool(plan.metaops))
+    return next(iter(missing), None) or next(iter(rows), None)
 
 
 def _entry_rules(whole: Plan, is_complete: bool) -> list[Violation]:
@@ -101,3 +112,21 @@ def _rules(whole: Plan, profile: Profile | None, is_complete: bool, *, states_ou
             violations += predictions.stated_memory(whole, communicators)
             violations += [] if violations else islands.outer_steps_as_predicted(whole)
     return violations
+
+
+def require_planned(plan: Plan, sets: Iterable[TaskShare], where: str) -> None:
+    """Refuse a plan that has none for some steps. `sets`: those that occur. `where`: the plan's file.
+
+    Raises:
+        InputError: naming the tasks of a set without a plan.
+    """
+    planned = [task_set.tasks for task_set in plan.task_sets]
+    everything = {metaop.task for metaop in plan.metaops}
+    for share in sets:
+        if share.tasks not in planned and set(share.tasks) != everything:
+            has = "; ".join(", ".join(tasks) for tasks in planned) or "all tasks at every step"
+            raise InputError(
+                f"{where}: some steps run {', '.join(share.tasks)} alone (train.sampling), and the plan has "
+                f"nothing for them; it is for {has}",
+                hint="Profile and plan again: the profile says which tasks run together.",
+            )

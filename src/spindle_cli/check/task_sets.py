@@ -1,4 +1,4 @@
-"""Rules of a plan's sets of tasks; and whether it has what each step runs that the train settings ask for."""
+"""Rules of a plan's sets of tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from spindle_cli.check.structure import names_and_ranges
 from spindle_cli.check.types import Violation
-from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.workload.settings.types import TaskShare, faults_of_sets
+from spindle_cli.workload.settings.types import faults_of_sets
 
 
 def sound(plan: Plan) -> Iterator[Violation]:
@@ -51,21 +50,3 @@ def _place(tasks: Iterable[str]) -> str:
 
 def _places_of(metaop: str, slices: Iterable[Slice]) -> set[object]:
     return {(slice_.ops, slice_.devices, slice_.dp) for slice_ in slices if slice_.metaop == metaop}
-
-
-def require_planned(plan: Plan, sets: Iterable[TaskShare], where: str) -> None:
-    """Refuse a plan that has none for some steps. `sets`: those that occur. `where`: the plan's file.
-
-    Raises:
-        InputError: naming the tasks of a set without a plan.
-    """
-    planned = [task_set.tasks for task_set in plan.task_sets]
-    everything = {metaop.task for metaop in plan.metaops}
-    for share in sets:
-        if share.tasks not in planned and set(share.tasks) != everything:
-            has = "; ".join(", ".join(tasks) for tasks in planned) or "all tasks at every step"
-            raise InputError(
-                f"{where}: some steps run {', '.join(share.tasks)} alone (train.sampling), and the plan has "
-                f"nothing for them; it is for {has}",
-                hint="Profile and plan again: the profile says which tasks run together.",
-            )

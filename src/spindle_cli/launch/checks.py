@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spindle_cli.check.run import check_plan
-from spindle_cli.check.task_sets import require_planned
+from spindle_cli.check.run import check_plan, require_planned
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.check.run import check_plan
-from spindle_cli.check.structure import names_and_ranges, rows_of_shares
+from spindle_cli.check.run import check_plan, first_missing
 from spindle_cli.costs.flops import arithmetic_of, flops_by_metaop, flops_by_pass, peak_flops_per_s
 from spindle_cli.costs.shares import cuts_by_share
 from spindle_cli.errors import InputError, NoPlanError
@@ -165,9 +164,7 @@ def build_report(
 
 def _require_drawable(plan: Plan, profile: Profile | None, where: Path | None) -> None:
     """Refuse a plan that names what does not exist, and a profile that it was not made from."""
-    unknown = next(iter(names_and_ranges(plan)), None) or next(
-        iter(rows_of_shares(plan, is_complete=bool(plan.metaops))), None
-    )
+    unknown = first_missing(plan)
     if unknown is not None:
         raise InputError(
             f"{where or 'the plan'}: cannot be drawn: {unknown}",

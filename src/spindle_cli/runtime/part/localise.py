@@ -20,7 +20,7 @@ from spindle_cli.analysis.evaluation import names_of_all, needs_of
 from spindle_cli.analysis.localise import LocalWorkload, PartsOf, load_local, place_of_buffer
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.rules.batch_norms import changed_buffers, changes_buffers
-from spindle_cli.check.task_sets import require_planned
+from spindle_cli.check.run import require_planned
 from spindle_cli.checkpoint.carry_over import settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
