@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from spindle_cli import Task, Workload
 from spindle_cli.analysis.analyse import analyse
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.op.op_memory import LiveBytes
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
@@ -63,7 +62,7 @@ class Way:
             assert split is not None
             assert split.sequence is not None
             split = split if shared else replace(split, sequence=None)
-            self._ops.append(one_part(op_module(task, op), split, self.sums))
+            self._ops.append(one_part(task.op_module(op), split, self.sums))
             self._positions = OwnPositions(split, self.sums, [trunk])
         self.inputs = self._positions.inputs
 

@@ -17,7 +17,6 @@ from model_fuzz.joint_pairs import run_pairs
 from model_fuzz.models import Drawn, Recipe, workload
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
@@ -146,7 +145,7 @@ def _run_batch(
     """What one of a step's batches adds to the loss."""
     values: dict[str, Tensor] = {}
     for op, cuts in zip(task.ops, cuts_of, strict=True):
-        module = share_module(task, op)
+        module = task.share_module(op)
         more = _more(task, op, cuts, counts, num_batches)
         arguments = [
             (*_given(task, op, batch, values, cut), *each) for cut, each in zip(cuts, more, strict=True)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import InputError, PeerLostError
 from spindle_cli.operators import tensor_group
 from spindle_cli.operators.batch_dependent import PairsOverShares, ShareRows, gather_rows, pairs_over_shares
@@ -144,7 +143,7 @@ def shares_of(group: TensorGroup, cuts: tuple[int, ...]) -> nn.Module:
     task = analysed(workload).tasks["t"]
     op = task.ops[-1]
     assert op.contrasts and len(op.inputs) == 2
-    return pairs_over_shares(share_module(task, op), task, op, group, cuts)
+    return pairs_over_shares(task.share_module(op), task, op, group, cuts)
 
 
 def test_a_loss_of_three_samples_on_two_devices_by_hand() -> None:
@@ -206,7 +205,7 @@ def test_features_may_lie_in_any_order() -> None:
     op = task.ops[-1]
     assert op.contrasts and len(op.inputs) == 1
     group = InTurn(2)
-    module = pairs_over_shares(share_module(task, op), task, op, group, (0, 1, 3))
+    module = pairs_over_shares(task.share_module(op), task, op, group, (0, 1, 3))
     features = [net[0](whole[first:last]).requires_grad_() for first, last in ((0, 1), (1, 3))]
     parts = group.run([partial(module, features[k], (1 / 3, 2 / 3)[k]) for k in range(2)])
     assert (parts[0] + parts[1]).item() == pytest.approx(net(whole).item())

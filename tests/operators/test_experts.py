@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.experts.exchange import Dispatch, SamplePart
 from spindle_cli.operators.experts.types import expert_sizes
@@ -33,7 +32,7 @@ def part_of(
     task: TaskGraph, index: int, split: LayerSplit, group: Any, leaves: dict[str, nn.Parameter]
 ) -> nn.Module:
     """One device's op over leaves of its own; notes those whose gradients count."""
-    module = op_module(task, task.ops[index])
+    module = task.op_module(task.ops[index])
     views: dict[str, View] = {}
     for name, whole in module.named_parameters(remove_duplicate=False):
         counts = group.member == 0 or split.finds_own_gradient(name)
@@ -243,7 +242,7 @@ def test_devices_draw_their_own_numbers_inside_and_the_same_behind() -> None:
     for member in (0, 1):
         torch.manual_seed(7)
         group = SumCounter((0, 1), member, torch.device("cpu"))
-        part = one_part(op_module(task, task.ops[0]), split, group)
+        part = one_part(task.op_module(task.ops[0]), split, group)
         part.op.get_submodule("layers.0.norm").register_forward_pre_hook(
             lambda _, args, member=member: kept.__setitem__(member, args[0].detach())
         )

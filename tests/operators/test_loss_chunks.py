@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from helpers.torch_versions import widens_gradients
 from spindle_cli.analysis.losses.counts import LossCounter
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads import chunked as in_chunks
 from spindle_cli.operators.heads.chunked import LossInChunks, loss_in_chunks, timed_op
 from spindle_cli.operators.heads.chunks import Chunk, choose_chunks
@@ -90,7 +89,7 @@ def test_a_loss_in_chunks_has_the_value_and_the_gradients_of_one_in_one_go(name:
     """Samples are cut first, and tokens where they are apart."""
     task = task_of(getattr(head_toys, name), bias=name == "squared")
     task.root.double()
-    whole = share_module(task, task.ops[-1])
+    whole = task.share_module(task.ops[-1])
     arguments = arguments_of(task)
     expected = passed(whole, whole, arguments)
     counts = []
@@ -130,7 +129,7 @@ def test_recomputed_the_loss_in_chunks_is_the_same_and_takes_gradients_once() ->
 
 def test_without_gradients_the_loss_in_chunks_is_the_same() -> None:
     task = task_of(head_toys.causal)
-    whole, found = share_module(task, task.ops[-1]), chunked(task, 3)
+    whole, found = task.share_module(task.ops[-1]), chunked(task, 3)
     arguments = arguments_of(task, torch.float32)
     with torch.no_grad():
         assert torch.allclose(found.module(*arguments), whole(*arguments), rtol=1e-6)
@@ -149,10 +148,10 @@ def test_under_autocast_gradients_are_no_farther_from_the_exact_ones_than_in_one
     task = task_of(head_toys.causal)
     exact_task = task_of(head_toys.causal)
     exact_task.root.double()
-    exact_module = share_module(exact_task, exact_task.ops[-1])
+    exact_module = exact_task.share_module(exact_task.ops[-1])
     exact = passed(exact_module, exact_module, arguments_of(exact_task))
     errors = []
-    for module in (share_module(task, task.ops[-1]), chunked(task, 3).module):
+    for module in (task.share_module(task.ops[-1]), chunked(task, 3).module):
         with torch.autocast("cpu", torch.bfloat16):
             found = passed(module, module, arguments_of(task, torch.float32))
         errors.append((found["head.weight"] - exact["head.weight"]).abs().max())
@@ -165,7 +164,7 @@ def test_in_float16_gradients_are_those_of_the_scaled_loss(dtype: torch.dtype, s
     """2^17 is no float16 number: gradients taken at 1 and scaled afterwards would all be infinite."""
     task = task_of(head_toys.causal)
     found = []
-    for module in (share_module(task, task.ops[-1]), chunked(task, 3).module):
+    for module in (task.share_module(task.ops[-1]), chunked(task, 3).module):
         arguments = arguments_of(task, dtype)
         (hidden,) = (each for each in arguments if isinstance(each, Tensor) and each.requires_grad)
         module.zero_grad()
@@ -280,13 +279,13 @@ def test_in_bfloat16_gradients_are_no_farther_from_the_exact_ones_than_in_one_go
     task.root.bfloat16()
     exact_task.root.load_state_dict(task.root.state_dict())
     exact_task.root.double()
-    whole = share_module(exact_task, exact_task.ops[-1])
+    whole = exact_task.share_module(exact_task.ops[-1])
     hidden = arguments_of(task, torch.bfloat16)[-3].detach().double().requires_grad_()
     arguments = arguments_of(exact_task)
     arguments[-3] = hidden
     exact = passed(whole, whole, arguments)["head.weight"]
     errors = []
-    for module in (share_module(task, task.ops[-1]), chunked(task, 1000).module):
+    for module in (task.share_module(task.ops[-1]), chunked(task, 1000).module):
         found = passed(module, module, arguments_of(task, torch.bfloat16))
         errors.append((found["head.weight"].double() - exact).abs().mean())
     assert errors[1] <= 1.2 * errors[0]
@@ -304,7 +303,7 @@ def test_no_more_than_a_chunk_of_logits_is_alive() -> None:
     """In one go the logits, their softmax and its gradient are; in chunks of a token a row of each."""
     task = task_of(head_toys.causal)
     peaks = []
-    for module in (share_module(task, task.ops[-1]), chunked(task, 1000).module):
+    for module in (task.share_module(task.ops[-1]), chunked(task, 1000).module):
         arguments = arguments_of(task, torch.float32)
         with LiveBytes([each for each in arguments if isinstance(each, Tensor)]) as live:
             live.begin()

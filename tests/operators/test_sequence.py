@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.operators.sequence.exchange import SequencePart
 from spindle_cli.operators.sequence.types import part_sizes
 from spindle_cli.operators.split_op import PartialOp, View, region_of
@@ -33,7 +32,7 @@ def part_of(
     task: TaskGraph, index: int, split: LayerSplit | None, group: Any, leaves: dict[str, nn.Parameter]
 ) -> nn.Module:
     """One device's op over leaves of its own; notes those whose gradients count."""
-    module = op_module(task, task.ops[index])
+    module = task.op_module(task.ops[index])
     views: dict[str, View] = {}
     for name, whole in module.named_parameters(remove_duplicate=False):
         first = group.member == 0

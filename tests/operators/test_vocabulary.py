@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.vocabulary import (
     VocabularySplit,
@@ -114,7 +113,7 @@ def test_a_head_in_parts_has_the_loss_and_the_gradients_of_the_whole(name: str) 
     """41 words are cut unevenly by each of these degrees."""
     task = task_of(getattr(head_toys, name), bias=name == "smoothed")
     task.root.double()
-    whole = share_module(task, task.ops[-1])
+    whole = task.share_module(task.ops[-1])
     expected = passed(whole, whole, arguments_of(task))
     for degree in (2, 3, 4):
         assert same_named(run_parts(task, degree).found, expected), degree
@@ -130,7 +129,7 @@ def same_named(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_in_chunks_as_well(name: str) -> None:
     task = task_of(getattr(head_toys, name))
     task.root.double()
-    whole = share_module(task, task.ops[-1])
+    whole = task.share_module(task.ops[-1])
     expected = passed(whole, whole, arguments_of(task))
     for setting in (2, 5, 1000):
         assert same_named(run_parts(task, 2, setting).found, expected), setting
@@ -160,7 +159,7 @@ def test_an_embedding_in_parts_gives_the_rows_and_the_gradients_of_the_whole(
 ) -> None:
     task = task_with(Padded(head_toys.causal) if padding else Writer(head_toys.causal))
     task.root.double()
-    module, tokens = share_module(task, task.ops[0]), tokens_of(PADDING)
+    module, tokens = task.share_module(task.ops[0]), tokens_of(PADDING)
     (expected,) = module(tokens)
     seed = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3), dtype=expected.dtype)
     expected.backward(seed)
@@ -247,7 +246,7 @@ def test_a_scale_of_the_logits_has_its_whole_gradient() -> None:
     model = Writer(scaled)
     nn.init.normal_(model.norm.bias)
     task = task_with(model)
-    whole = share_module(task, task.ops[-1])
+    whole = task.share_module(task.ops[-1])
     expected = passed(whole, whole, arguments_of(task, torch.float32))
     found = run_parts(task, 3, dtype=torch.float32).found
     assert same({"norm.bias": found["norm.bias"]}, {"norm.bias": expected["norm.bias"]}, 1e-5)
@@ -335,7 +334,7 @@ def test_a_weight_that_the_op_also_uses_otherwise_stays_whole() -> None:
 def test_an_evaluation_that_wants_the_logits_gathers_them() -> None:
     task = task_of(head_toys.running)  # as a graph whose logits are used as a whole
     task.root.double()
-    module = share_module(task, task.ops[-1])
+    module = task.share_module(task.ops[-1])
     with torch.no_grad():
         expected = module(*arguments_of(task))
     names = frozenset({"head.weight", "embed.weight"})
@@ -343,7 +342,7 @@ def test_an_evaluation_that_wants_the_logits_gathers_them() -> None:
 
     def one(group: Any) -> Tensor:
         own_task = copy.deepcopy(task)
-        own = share_module(own_task, own_task.ops[-1])
+        own = own_task.share_module(own_task.ops[-1])
         words = split.vocabulary_shard(group)
         made = with_edits(own, words.edits(own, values_of(task, task.ops[-1], own, SHARE), gathers=True))
         view = View((nn.Parameter(cut_for(own_task.root.head.weight, group, 3)),))

@@ -8,7 +8,6 @@ from tiny_workload import WIDTH, build
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.profile.estimating.estimate import between
 from spindle_cli.profile.op.counting import count_work, with_state
@@ -45,7 +44,7 @@ def test_kept_bytes_are_the_output_once_and_half_in_bfloat16(classify: TaskGraph
 def test_what_is_counted_to_be_kept_is_what_a_real_run_keeps(classify: TaskGraph) -> None:
     for op in classify.ops[:2]:
         run = OpRun(
-            op_module(classify, op), [torch.randn(16, WIDTH)], num_fields=len(op.fields), clock=WallClock()
+            classify.op_module(op), [torch.randn(16, WIDTH)], num_fields=len(op.fields), clock=WallClock()
         )
         assert count_work(classify, op, 16, "float32").activation_bytes == run.kept_bytes()
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 import spindle_cli.profile.checking.run as checking
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -56,7 +55,7 @@ def test_one_part_has_the_most_samples_and_experts_that_a_device_has(graph: Work
     sums = SumCounter((0,), 0, torch.device("cpu"))
     whole = [torch.zeros(task.values[name].shape, requires_grad=True) for name in op.inputs]
     positions = OwnPositions(split, sums, whole)
-    module = positions.called(one_part(op_module(task, op), split, sums))
+    module = positions.called(one_part(task.op_module(op), split, sums))
     assert [len(given) for given in positions.inputs] == [3, 3]
     sizes = {tuple(leaf.shape) for leaf in module.parameters()}
     assert (2, WIDTH, HIDDEN) in sizes

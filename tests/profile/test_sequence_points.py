@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import spindle_cli.profile.checking.run as checking
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -76,7 +75,7 @@ def test_one_part_takes_and_gives_the_most_positions_that_a_device_has(graph: Wo
     op, split = middle(graph)
     sums = SumCounter((0,), 0, torch.device("cpu"))
     positions = OwnPositions(split, sums, [torch.zeros(BATCH, POSITIONS, WIDTH, requires_grad=True)])
-    module = positions.called(one_part(op_module(graph.tasks["task"], op), split, sums))
+    module = positions.called(one_part(graph.tasks["task"].op_module(op), split, sums))
     assert positions.inputs[0].shape == (BATCH, 5, WIDTH)
     assert positions.inputs[0].requires_grad
     (out,) = module(*positions.inputs)

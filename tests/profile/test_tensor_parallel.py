@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.several_types import cluster_of_types
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -77,7 +76,7 @@ def test_one_part_runs_by_itself_and_counts_what_it_would_sum(graph: WorkloadGra
     op = task.ops[1]
     split = layer_split(graph.workload, task, op, 2)
     assert split is not None
-    whole, sums = op_module(task, op), SumCounter((0,), 0, torch.device("cpu"))
+    whole, sums = task.op_module(op), SumCounter((0,), 0, torch.device("cpu"))
     part = one_part(whole, split, sums)
     (out,) = part(torch.zeros(BATCH, TOKENS, WIDTH, requires_grad=True))
     out.sum().backward()

@@ -8,7 +8,6 @@ from gradient_toys import BATCH, WIDTH, build_asking
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.runtime.evaluating.passes import _run_op
 from spindle_cli.verify.evaluated import _run
 from spindle_cli.workload.graph import Op, TaskGraph
@@ -21,7 +20,7 @@ def _evaluated(task: TaskGraph, batch: dict[str, Tensor]) -> list[tuple[Op, Tens
     with torch.no_grad():
         for op in task.ops:
             taken = [known[name] for name in (*op.fields, *op.inputs)]
-            (result,) = _run_op(task, op, op_module(task, op), taken, [])
+            (result,) = _run_op(task, op, task.op_module(op), taken, [])
             found.append((op, result))
             known.update(dict.fromkeys(op.outputs, result))
     return found

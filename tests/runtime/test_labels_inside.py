@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from helpers.analysed import analysed
 from helpers.feeds import feed_of
 from spindle_cli.analysis.losses.counts import LossCounter
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
 from spindle_cli.training.batches import Batches
@@ -62,7 +61,7 @@ def test_a_loss_inside_an_operator_is_split_as_one_in_forward(ignore_index: int)
     counter = LossCounter(graph.tasks["t"].root, op.shares)
     counts = sum(counter.count({"label": batch["label"][rows]}, 0.5) for rows in (slice(1), slice(1, 4)))
     parts = [
-        share_module(graph.tasks["t"], op)(batch["x"][rows], batch["label"][rows], 0.5, *counts)
+        graph.tasks["t"].share_module(op)(batch["x"][rows], batch["label"][rows], 0.5, *counts)
         for rows in (slice(1), slice(1, 4))
     ]
     torch.testing.assert_close(parts[0] + parts[1], made.module(**batch))

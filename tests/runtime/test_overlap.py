@@ -7,7 +7,6 @@ from case_runs import HERE
 from hand_plans import place, whole
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Action, Kind
 from spindle_cli.runtime.communication.wiring import wire
@@ -62,7 +61,7 @@ def test_when_an_op_is_through_it_and_all_after_it_have_their_gradients_and_no_o
     graph = analysed(load(f"{HERE / 'runtime_toys.py'}:build").workload)
     program = link(place(graph, 1, whole(graph, (0,))))
     wired = next(wired for wired in wire(graph, program).slices if wired.slice.metaop == "pairs/vision")
-    modules = tuple(op_module(wired.task, op) for op in wired.ops)
+    modules = tuple(wired.task.op_module(op) for op in wired.ops)
     local = LocalSlice(wired, modules, modules, (0, 8), None)
     linears = [wired.task.root.get_parameter(f"vision.blocks.{op}.linear.weight") for op in range(4)]
     with_gradient: dict[int, list[bool]] = {}

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.training.batches import Batches
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.workload.arguments import call_forward
@@ -74,7 +73,7 @@ def _run_batch(
     values: dict[str, Tensor] = {}
     for op in task.ops:
         shares = list(itertools.pairwise(offsets[op.index]))
-        module = share_module(task, op)
+        module = task.share_module(op)
         parts = [share_of_samples(last - first, task.task.batch_size, num_batches) for first, last in shares]
         inputs = [share_inputs(task, op, batch, values, first, last) for first, last in shares]
         more = [() if op.shares is None else (part, *counts) for part in parts]

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.localise import place_of_buffer
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
@@ -352,8 +351,8 @@ def test_a_buffer_that_is_moved_is_moved_once_by_who_reads_it(run: Forward) -> N
         known = {"x": x, "label": torch.ones(4, 5, dtype=torch.long)}
         right = net(x, known["label"])
         for op in task.ops:
-            found = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+            found = task.op_module(op)(*(known[name] for name in (*op.fields, *op.inputs)))
             known |= dict(zip(op.outputs, found, strict=True)) if op.outputs else {"loss": found}
         torch.testing.assert_close(known["loss"], right, rtol=0, atol=1e-6)
-    holder, name = place_of_buffer(op_module(task, moves), task.root, "offset")
+    holder, name = place_of_buffer(task.op_module(moves), task.root, "offset")
     torch.testing.assert_close(holder._buffers[name], net.offset, rtol=0, atol=1e-6)

@@ -13,7 +13,6 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from helpers import toy_workload
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.whole import LayerCompiler, require_compiler
 from spindle_cli.workload.file import TrainSettings
@@ -41,7 +40,7 @@ def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape(monkeypatch: 
     for rows in range(2, 6):  # more shapes than torch was to compile
         for task in graph.tasks.values():
             op = task.ops[0]
-            plain = op_module(task, op)
+            plain = task.op_module(op)
             compiled = compiler.compile_layer(plain, op.target)
             assert dict(compiled.named_parameters()).keys() == dict(plain.named_parameters()).keys()
             for module in (compiled, copy.deepcopy(compiled)):
@@ -54,7 +53,7 @@ def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape(monkeypatch: 
 def test_an_op_without_a_layer_is_left_alone() -> None:
     graph = analysed(toy_workload.build())
     task = graph.tasks["small"]
-    module = op_module(task, task.ops[0])
+    module = task.op_module(task.ops[0])
     assert LayerCompiler("aot_eager").compile_layer(module, None) is module
 
 

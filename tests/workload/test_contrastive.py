@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.analysis.pairs.recipe import make_recipe
 from spindle_cli.analysis.pairs.record import arguments_of, record
 from spindle_cli.analysis.rules.types import MixesError
@@ -52,7 +51,7 @@ def of_shares(task: TaskGraph, inputs: list[Tensor], cuts: tuple[int, ...]) -> t
     """The sum of the shares' parts, and the gradients: joined of inputs, summed of parameters."""
     op, group = task.ops[-1], InTurn(len(cuts) - 1)
     dims = [task.values[name].batch_dim for name in op.inputs]
-    module = pairs_over_shares(share_module(task, op), task, op, group, cuts)
+    module = pairs_over_shares(task.share_module(op), task, op, group, cuts)
     leaves, calls = [], []
     for first, last in pairwise(cuts):
         own = [
@@ -76,7 +75,7 @@ def test_shares_of_a_contrastive_loss_add_up_to_it_and_so_do_their_gradients(nam
     assert (op.coupled, op.contrasts) == (False, True), op.coupled_because
     inputs = inputs_of(task)
     leaves = [leaf(tensor) for tensor in inputs]
-    loss = op_module(task, op)(*leaves)
+    loss = task.op_module(op)(*leaves)
     expected = gradients(loss, leaves, task.root)
     assert any(gradient.abs().max() > 1e-3 for gradient in expected)
     for cuts in CUTS:
@@ -191,7 +190,7 @@ def test_no_share_has_an_entry_for_every_pair_in_either_pass() -> None:
     task = Task("t", Towers(clip).double(), 64, [{"x": torch.randn(3).double()} for _ in range(64)])
     graph = analysed(Workload("w", [task], operators=(nn.Linear,), contrastive=(AsOperator,))).tasks["t"]
     op, group = graph.ops[-1], InTurn(8)
-    module = pairs_over_shares(share_module(graph, op), graph, op, group, tuple(range(0, 65, 8)))
+    module = pairs_over_shares(graph.share_module(op), graph, op, group, tuple(range(0, 65, 8)))
     inputs = [torch.randn(8, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     group.run([partial(module, *inputs, 1 / 8)] * 8)  # recorded before it is looked at
     with _Shapes() as shapes:
@@ -203,7 +202,7 @@ def test_no_share_has_an_entry_for_every_pair_in_either_pass() -> None:
 
 def test_one_device_runs_the_loss_as_it_is() -> None:
     task = task_of(clip)
-    module = op_module(task, task.ops[-1])
+    module = task.op_module(task.ops[-1])
     assert pairs_over_shares(module, task, task.ops[-1], None, (0, BATCH)) is module
     assert pairs_over_shares(module, task, task.ops[0], InTurn(2), (0, 1, BATCH)) is module
     assert isinstance(

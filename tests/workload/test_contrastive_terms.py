@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter
-from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.batch_dependent import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.profile.checking.in_turn import InTurn
@@ -176,7 +175,7 @@ def of_shares(task: TaskGraph, arguments: list[Tensor], cuts: tuple[int, ...]) -
         counter = LossCounter(task.root, shares)
         counted = counter.count(batch(), 1 / STEP_BATCHES)
         counts = (counted * STEP_BATCHES).unbind()
-    module = pairs_over_shares(share_module(task, op), task, op, group, cuts)
+    module = pairs_over_shares(task.share_module(op), task, op, group, cuts)
     specs = [*(task.fields[name] for name in op.fields), *(task.values[name] for name in op.inputs)]
     leaves = [
         [leaf(rows_of(tensor, spec, *span)) for tensor, spec in zip(arguments, specs, strict=True)]
@@ -219,7 +218,7 @@ def test_shares_of_a_contrastive_loss_and_another_add_up_to_both(name: str) -> N
     assert [other.target for other in task.ops[:-1]] == ["image", "text"]
     arguments = arguments_of(task)
     leaves = [leaf(tensor) for tensor in arguments]
-    loss = op_module(task, op)(*leaves)
+    loss = task.op_module(op)(*leaves)
     expected = gradients(loss, leaves, task)
     assert all(gradient.abs().max() > 1e-4 for gradient in expected)
     for cuts in CUTS:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.evaluation import analyse_evaluation
-from spindle_cli.analysis.metaops.ops import constants_of, hand_constants_on
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.types import Task, Workload
 
@@ -97,8 +96,8 @@ def test_a_task_with_data_for_evaluations_has_the_constants_of_eval_mode(build) 
 
 def test_constants_that_are_handed_on_take_no_name_that_is_taken() -> None:
     one, other = (analysed(workload_of(Modes([[a, 3.0]], []))).tasks["t"] for a in (2.0, 5.0))
-    hand_constants_on(other, one.root)
-    assert constants_of(one)["_tensor_constant0"].tolist() == [2.0, 3.0]
+    other.hand_constants_on(one.root)
+    assert one.constants["_tensor_constant0"].tolist() == [2.0, 3.0]
     (taken,) = {
         str(node.target)
         for op in other.ops

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
 from spindle_cli.analysis.fixed.marks import fix, rows_within, state_of_values
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task
@@ -159,7 +158,7 @@ def _first_op(module: nn.Module) -> tuple[Callable[..., object], list[Tensor]]:
     batch = torch.utils.data.default_collate([Shown(odd=17)[index] for index in (16, 17)])
     op = graph.ops[0]
     assert "grid" in op.fields and not op.inputs
-    return op_module(graph, op), [batch[name] for name in op.fields]
+    return graph.op_module(op), [batch[name] for name in op.fields]
 
 
 def test_a_later_sample_that_differs_ends_the_run() -> None:

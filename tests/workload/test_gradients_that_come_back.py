@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from helpers.layers import Stop
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.operators.tensor_parallel import describe_ways, layer_split
 from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.workload.file import TrainSettings
@@ -97,7 +96,7 @@ def test_op_by_op_parameters_have_a_gradient_where_they_have_one_in_plain_pytorc
             value: known[value].detach().requires_grad_(task.values[value].requires_grad)
             for value in op.inputs
         }
-        result = op_module(task, op)(*(known[field] for field in op.fields), *taken.values())
+        result = task.op_module(op)(*(known[field] for field in op.fields), *taken.values())
         given = dict(zip(op.outputs, result, strict=True)) if not op.is_loss else {"": result}
         known |= given
         runs.append((op, taken, given))

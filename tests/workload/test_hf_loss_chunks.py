@@ -14,7 +14,6 @@ from torch import Tensor
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.losses.counts import LossCounter
-from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.precision import constants_in
@@ -39,10 +38,10 @@ def test_a_head_in_chunks_gives_what_it_gives_in_one_go(family: str) -> None:
     with constants_in(torch.float64):
         for op in task.ops[:-1]:
             given = [*(fields[name] for name in op.fields), *(values[name] for name in op.inputs)]
-            values.update(zip(op.outputs, op_module(task, op)(*given), strict=True))
+            values.update(zip(op.outputs, task.op_module(op)(*given), strict=True))
         counts = LossCounter(task.root, last.shares).count(fields, 1.0)
         runs: list[dict[str, Any]] = []
-        for module in (share_module(task, last), found.module):
+        for module in (task.share_module(last), found.module):
             task.root.zero_grad()
             inputs = [
                 values[name].detach().requires_grad_(values[name].requires_grad) for name in last.inputs

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.own_draws import OwnDraws, draw_from_the_run
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
@@ -144,7 +143,7 @@ def test_draws_of_a_generator_that_somebody_holds_come_from_the_run(name: str) -
     for generator, seed in ((held.generator, 3), (held.in_a_list[0], 4)):
         assert torch.equal(generator.get_state(), torch.Generator().manual_seed(seed).get_state())
     assert OF_THE_FILE.initial_seed() == 5
-    module = op_module(graph.tasks["t"], noisy)
+    module = graph.tasks["t"].op_module(noisy)
     draw_from_the_run(module)
     x = torch.ones(BATCH, 4, WIDTH)
 

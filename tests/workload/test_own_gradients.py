@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -93,10 +92,10 @@ def test_inside_of_an_operator_it_keeps_its_backward() -> None:
     x = torch.randn(4, 4, WIDTH)
     known = {"x": x}
     for op in task.ops[:-1]:
-        given = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+        given = task.op_module(op)(*(known[name] for name in (*op.fields, *op.inputs)))
         known.update(zip(op.outputs, given, strict=True))
     last = task.ops[-1]
-    loss = op_module(task, last)(*(known[name] for name in (*last.fields, *last.inputs)))
+    loss = task.op_module(last)(*(known[name] for name in (*last.fields, *last.inputs)))
     parameters = list(task.root.parameters())
     plain = made.tasks[0].module(x=x)
     for one, other in zip(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.localise import place_of_buffer, rebind
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.tracing.regions import NAME
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
@@ -133,7 +132,7 @@ def losses_of(graph: WorkloadGraph, x: Tensor, label: Tensor) -> Tensor:
     known: dict[str, Any] = {"x": x, "label": label}
     for op in task.ops:
         given = [known[name] for name in (*op.fields, *op.inputs)]
-        found = op_module(task, op)(*given)
+        found = task.op_module(op)(*given)
         known.update(zip(op.outputs, found, strict=True) if op.outputs else {"loss": found}.items())
     loss: Tensor = known["loss"]
     return loss
@@ -208,7 +207,7 @@ def test_a_region_writes_into_the_buffers_of_its_own_build() -> None:
     first, second = (each.tasks[0].module for each in (graph.workload, other))  # type: ignore[union-attr]
     assert (first.shift.item(), second.shift.item()) == (0.5, 1.5)
     task = bound.tasks["t"]
-    holder, name = place_of_buffer(op_module(task, task.ops[-1]), task.root, "shift")
+    holder, name = place_of_buffer(task.op_module(task.ops[-1]), task.root, "shift")
     assert holder._buffers[name] is second.shift
 
 

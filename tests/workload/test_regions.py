@@ -18,7 +18,6 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
 from spindle_cli.analysis.localise import place_of_buffer
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values
@@ -366,7 +365,7 @@ def test_gradients_of_a_branch_that_is_not_taken_are_none() -> None:
     task = task_of(run)
     *_, loss = task.ops
     assert "scale" in loss.parameters
-    module = op_module(task, loss)
+    module = task.op_module(loss)
     for name, batch in batches().items():
         fields = {key: batch[key].float() if key == "x" else batch[key] for key in loss.fields}
         given = torch.randn(8, WIDTH, requires_grad=True)
@@ -382,7 +381,7 @@ def test_a_buffer_that_a_region_counts_in() -> None:
 
     task = task_of(run)
     assert (whole_ops(task), task.ops[-1].changes) == (["loss"], ("seen",))
-    module = op_module(task, task.ops[-1])
+    module = task.op_module(task.ops[-1])
     batch = batches()["some"]
     given = {"x": batch["x"].float(), "label": batch["label"]}
     module(*(given[name] for name in task.ops[-1].fields), torch.randn(8, WIDTH))
@@ -475,10 +474,10 @@ def test_a_buffer_that_is_written_goes_with_what_reads_it_and_with_the_loss(run:
         right = Net.forward(plain, x, label)
         known: dict[str, Any] = {"x": x, "label": label}
         for op in task.ops:
-            found = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+            found = task.op_module(op)(*(known[name] for name in (*op.fields, *op.inputs)))
             known.update(zip(op.outputs, found, strict=True) if op.outputs else {"loss": found}.items())
         torch.testing.assert_close(known["loss"], right, rtol=0, atol=1e-6)
-        holder, name = place_of_buffer(op_module(task, task.ops[-1]), task.root, "seen")
+        holder, name = place_of_buffer(task.op_module(task.ops[-1]), task.root, "seen")
         torch.testing.assert_close(holder._buffers[name], plain.seen, rtol=0, atol=1e-6)
 
 
@@ -493,7 +492,7 @@ def test_a_check_in_other_numbers_leaves_the_buffer_that_is_written(run: Callabl
     def computed(dtype: torch.dtype) -> float:
         inputs = [given[name] for name in (*loss.fields, *loss.inputs)]
         inputs = [each.to(dtype) if each.is_floating_point() else each for each in inputs]
-        result = op_module(task, loss)(*inputs)
+        result = task.op_module(loss)(*inputs)
         assert result.dtype == dtype
         return float(result)
 

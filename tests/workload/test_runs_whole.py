@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.profiler import record_function
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values
@@ -473,7 +472,7 @@ def test_what_a_whole_op_hands_on_is_told_where_it_fails() -> None:
     layer = next(op for op in graph.ops if op.coupled)
     batch = items_of(sequences(by_numpy))
     given = {**batch, layer.inputs[0]: torch.randn(BATCH, LENGTH, WIDTH)}
-    (made,) = op_module(graph, layer)(*(given[name] for name in (*layer.fields, *layer.inputs)))
+    (made,) = graph.op_module(layer)(*(given[name] for name in (*layer.fields, *layer.inputs)))
     assert made.shape == (BATCH, LENGTH, WIDTH)
 
 
@@ -525,7 +524,7 @@ def test_numbers_that_are_kept_by_their_values_and_read_again_are_in_one_part() 
     """Where both are in one function, what reads them runs whole beside what keeps them."""
     graph = weighed(Weighed())
     assert graph.ops[-1].kept == ("history",)
-    root, loss = graph.root, op_module(graph, graph.ops[-1])
+    root, loss = graph.root, graph.op_module(graph.ops[-1])
     assert root.history == []
     given = torch.rand(6, WIDTH)
     one, two = root.first(given).detach(), root.first(2 * given).detach()

@@ -8,7 +8,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.training.batches import Batches
 from spindle_cli.workload.graph import ParameterTable
 
@@ -47,7 +46,7 @@ def test_values_are_as_predicted(name: str) -> None:
         values: dict[str, Tensor] = {}
         batch = Batches(task, seed=1).rows(0, 0, task.batch_size)
         for op in traced.ops[:-1]:
-            result = op_module(traced, op)(*(batch[f] for f in op.fields), *(values[v] for v in op.inputs))
+            result = traced.op_module(op)(*(batch[f] for f in op.fields), *(values[v] for v in op.inputs))
             values.update(zip(op.outputs, result, strict=True))
         assert values.keys() == traced.values.keys()
         for key, value in values.items():
@@ -59,7 +58,7 @@ def test_values_are_as_predicted(name: str) -> None:
 def test_an_op_uses_the_parameters_that_it_names(name: str) -> None:
     for traced in shapes_of_models.analysed(name).tasks.values():
         for op in traced.ops:
-            used = {id(p) for p in op_module(traced, op).parameters()}
+            used = {id(p) for p in traced.op_module(op).parameters()}
             named = {id(traced.root.get_parameter(n)) for n in op.parameters}
             assert used == named
             assert len(named) == len(op.parameters)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.step_values import HELD_AS, StepValues, WatchedNumber
@@ -73,7 +72,7 @@ def loss_at(made: Workload, step: int) -> float:
     values = dict.fromkeys(["x"], torch.stack([sample["x"] for sample in SAMPLES[:4]]))
     task = graph.tasks["net"]
     for op in task.ops:
-        result = op_module(task, op)(*(values[name] for name in (*op.fields, *op.inputs)))
+        result = task.op_module(op)(*(values[name] for name in (*op.fields, *op.inputs)))
         if op.is_loss:
             return float(result.detach())
         values.update(zip(op.outputs, result, strict=True))

@@ -16,7 +16,6 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.finding import Finder
-from spindle_cli.analysis.metaops.ops import constants_of
 from spindle_cli.analysis.metaops.task import analyse_task
 from spindle_cli.analysis.outside import heard
 from spindle_cli.errors import WorkloadError
@@ -70,7 +69,7 @@ class LengthTracer:
         with generators_kept(), heard():
             traced = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
         require_same_ops(planned, traced, shapes)
-        return TaskAtLength(traced, constants_of(traced))
+        return TaskAtLength(traced, traced.constants)
 
 
 def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.Module) -> fx.GraphModule:

@@ -22,7 +22,6 @@ from torch import Tensor
 from spindle_cli.analysis.at_lengths import require_same_ops, way_through
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.finding import Finder
-from spindle_cli.analysis.metaops.ops import hand_constants_on
 from spindle_cli.analysis.metaops.sharing import still_buffers, tensors_of
 from spindle_cli.analysis.metaops.task import analyse_task
 from spindle_cli.analysis.splitting.shared_state import refuse_shared_state
@@ -169,7 +168,7 @@ def analyse_evaluation(source: str, graph: WorkloadGraph, name: str) -> TaskGrap
     task = next(task for task in workload.tasks if task.name == name)
     trained = graph.tasks[name]
     evaluated = _traced(task, workload, Finder(), trained)
-    hand_constants_on(evaluated, trained.root)
+    evaluated.hand_constants_on(trained.root)
     return replace(evaluated, task=trained.task, root=trained.root)
 
 

@@ -15,18 +15,17 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import COMPILE_OPERATORS
 from spindle_cli.workload.types import FlowTask, Moment, Task
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from spindle_cli.workload.settings.types import TaskLengths
     from spindle_cli.workload.types import Workload
 
@@ -323,6 +322,46 @@ class TaskGraph:
     def specs_of(self, op: Op) -> list[ValueSpec]:
         """Return what an op is given: its fields, then its inputs."""
         return [*(self.fields[name] for name in op.fields), *(self.values[name] for name in op.inputs)]
+
+    def op_module(self, op: Op) -> fx.GraphModule:
+        """Return an op as a callable module over the task's own parameters (the same objects, not copies).
+
+        Call it with the batch fields named by `op.fields`, then the values named by `op.inputs`, in that
+        order. It returns the tuple of the values named by `op.outputs`; the last op of a task returns the
+        scalar loss instead.
+        """
+        return fx.GraphModule(self.root, op.graph)
+
+    def share_module(self, op: Op) -> fx.GraphModule:
+        """Return an op as a share of its batch computes it: `op_module`, but a loss that is known to be a sum
+        or a mean over what counts takes two more kinds of arguments (`LossShares`), and gives the share's
+        part of the loss.
+        """
+        return fx.GraphModule(self.root, op.graph if op.shares is None else op.shares.graph)
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """The constants that the ops take, by name."""
+        names = {str(node.target) for node in self._attributes() if str(node.target).startswith(CONSTANT)}
+        return {name: value for name in names if isinstance(value := getattr(self.root, name), Tensor)}
+
+    def hand_constants_on(self, root: nn.Module) -> tuple[str, ...]:
+        """Let another build's root hold the constants, too, by names that nothing there has; the task's
+        graphs use these from now on. Return the names.
+        """
+        renamed: dict[str, str] = {}
+        for name, value in self.constants.items():
+            renamed[name] = next(new for number in count() if not hasattr(root, new := f"{CONSTANT}{number}"))
+            setattr(root, renamed[name], value)
+        for node in self._attributes():
+            node.target = renamed.get(str(node.target), node.target)
+        return tuple(renamed.values())
+
+    def _attributes(self) -> Iterator[fx.Node]:
+        """Yield the nodes of all ops' graphs that take something that a module holds."""
+        for op in self.ops:
+            for graph in op.graphs:
+                yield from (node for node in graph.nodes if node.op == "get_attr")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 
 from torch import Tensor, fx, nn
 
@@ -37,7 +36,7 @@ from spindle_cli.analysis.tracing.prepare import (
 from spindle_cli.analysis.tracing.proxies.changes import Changes
 from spindle_cli.analysis.tracing.proxies.rows import check_rows
 from spindle_cli.analysis.tracing.shapes import Shapes
-from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph
+from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -202,48 +201,3 @@ def _argument_specs(node: fx.Node, shapes: Shapes) -> list[tuple[tuple[int, ...]
     """Shape and dtype of every tensor that an operator is given, in order."""
     values = [shapes.values[source] for source in node.all_input_nodes]
     return [(tuple(value.shape), str(value.dtype)) for value in values if isinstance(value, Tensor)]
-
-
-def op_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
-    """An op as a callable module over its task's own parameters (the same objects, not copies).
-
-    Call it with the batch fields named by `op.fields`, then the values named by `op.inputs`, in that order.
-    It returns the tuple of the values named by `op.outputs`; the last op of a task returns the scalar loss
-    instead.
-    """
-    return fx.GraphModule(task_graph.root, op.graph)
-
-
-def share_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
-    """An op as a share of its batch computes it: `op_module`, but a loss that is known to be a sum or a mean
-    over what counts takes two more kinds of arguments (`LossShares`), and gives the share's part of the loss.
-    """
-    return fx.GraphModule(task_graph.root, op.graph if op.shares is None else op.shares.graph)
-
-
-def constants_of(task: TaskGraph) -> dict[str, Tensor]:
-    """The constants that a task's ops take, by name."""
-    names = {
-        str(node.target)
-        for op in task.ops
-        for graph in op.graphs
-        for node in graph.nodes
-        if node.op == "get_attr" and str(node.target).startswith(CONSTANT)
-    }
-    return {name: value for name in names if isinstance(value := getattr(task.root, name), Tensor)}
-
-
-def hand_constants_on(task: TaskGraph, root: nn.Module) -> tuple[str, ...]:
-    """Let another build's root hold a task's constants, too, by names that nothing there has; the task's
-    graphs use these from now on. Returns the names.
-    """
-    renamed: dict[str, str] = {}
-    for name, value in constants_of(task).items():
-        renamed[name] = next(new for number in count() if not hasattr(root, new := f"{CONSTANT}{number}"))
-        setattr(root, renamed[name], value)
-    for op in task.ops:
-        for graph in op.graphs:
-            for node in graph.nodes:
-                if node.op == "get_attr":
-                    node.target = renamed.get(str(node.target), node.target)
-    return tuple(renamed.values())

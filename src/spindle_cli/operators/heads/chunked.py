@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.operators.heads.chunks import InChunks, Repeated
 from spindle_cli.operators.heads.cuts import find_cuts
 from spindle_cli.operators.heads.logits_walk import Edits
@@ -59,7 +58,7 @@ def loss_in_chunks(
             A number: so many, as far as there are rows or positions.
         words: the shard of the vocabulary that the device has, where several devices split it.
     """
-    module = share_module(task, op)
+    module = task.share_module(op)
     can_be_cut = (
         op.is_loss
         and not op.coupled
@@ -146,7 +145,7 @@ def timed_op(
     if op.shares is None:
         return TimedOp(chunked.module)
     if chunked.count == 1 and words is None and not op.contrasts:
-        return TimedOp(op_module(task, op))
+        return TimedOp(task.op_module(op))
     return TimedOp(chunked.module, op.shares.num_counts, chunked.count)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.operators.heads.logits_walk import Copies, Edit, Edits, LogitsWalk, NotByWordsError
 from spindle_cli.operators.heads.projections import Lookup, Projection, Use, uses_of_words
 from spindle_cli.operators.heads.region import shapes_of
@@ -90,7 +89,7 @@ def find_vocabulary_split(task: TaskGraph, op: Op, smallest: int) -> VocabularyS
     """What of an op can be cut by words: heads over `smallest` of them or more, and embeddings over the same
     vocabulary as the heads of the task.
     """
-    module = share_module(task, op)
+    module = task.share_module(op)
     uses = list(uses_of_words(module.graph, module))
     if not any(use.words >= smallest for use in uses):
         return VocabularySplit()
@@ -127,7 +126,7 @@ def _find_heads(task: TaskGraph, smallest: int) -> _Heads:
 
 def _heads_of(task: TaskGraph, smallest: int) -> _Heads:
     op = task.ops[-1]
-    module = share_module(task, op)
+    module = task.share_module(op)
     wide = [
         use
         for use in uses_of_words(module.graph, module)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.fixed.marks import without_values
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.unread import Unread
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.workload.building.attributes import swapped_tensors
@@ -42,7 +41,7 @@ def called_on_meta(
     Raises:
         NotBySequenceError: what comes before the layer does not run there.
     """
-    module, samples = op_module(task, op), min(samples, task.task.batch_size)
+    module, samples = task.op_module(op), min(samples, task.task.batch_size)
     made: dict[int, Tensor] = {}
 
     def stand_in(tensor: Tensor) -> Tensor:

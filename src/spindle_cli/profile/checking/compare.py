@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.analysis.losses.counts import LossCounter, share_of_samples
-from spindle_cli.analysis.metaops.ops import op_module, share_module
 from spindle_cli.analysis.own_draws import Drawn, FromTheRun
 from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
@@ -67,8 +66,8 @@ class OpShares:
         self._values = values
         self._held = parameters
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._module = op_module(task, op)
-        self._share_module = share_module(task, op)
+        self._module = task.op_module(op)
+        self._share_module = task.share_module(op)
         self._given = inputs
         self._cotangents: dict[str, Tensor] = {}
         self.watch = Watch()  # of the whole batch

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.analysis.after_update import move_as_forward
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
@@ -102,10 +101,10 @@ def _loss_of(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
 def _run_ops(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
     values = {name: value.clone() for name, value in batch.items()}
     for op in task.ops[:-1]:
-        outputs = op_module(task, op)(*(values[name] for name in (*op.fields, *op.inputs)))
+        outputs = task.op_module(op)(*(values[name] for name in (*op.fields, *op.inputs)))
         values.update(zip(op.outputs, outputs, strict=True))
     last = task.ops[-1]
-    loss: Tensor = op_module(task, last)(*(values[name] for name in (*last.fields, *last.inputs)))
+    loss: Tensor = task.op_module(last)(*(values[name] for name in (*last.fields, *last.inputs)))
     return loss
 
 

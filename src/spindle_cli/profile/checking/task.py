@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.compare import OpShares, Run, first_line, largest_difference
@@ -357,7 +356,7 @@ class TaskChecker:
         ]
         with values.held(), watching(self._task.root), constants_in(dtype), NoRandomness():
             try:
-                outputs = op_module(self._task, op)(*arguments)
+                outputs = self._task.op_module(op)(*arguments)
             except Exception as error:
                 raise _DoesNotRunError(f"{place_of(op)}fails by itself: {first_line(error)}") from error
         return {} if op.is_loss else {n: v.detach() for n, v in zip(op.outputs, outputs, strict=True)}

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.refuse import place_of_error, refusal
@@ -82,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _of_other_numbers(task: TaskGraph, op: Op) -> str | None:
     """Return what to do about fields in other floating-point numbers than the op's parameters."""
-    parameter_dtypes = {parameter.dtype for parameter in op_module(task, op).parameters()}
+    parameter_dtypes = {parameter.dtype for parameter in task.op_module(op).parameters()}
     fields = [task.fields[name] for name in op.fields]
     others = [
         field

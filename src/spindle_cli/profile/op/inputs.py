@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from spindle_cli.analysis.metaops.ops import op_module
 from spindle_cli.profile.op.failing import failures_told
 from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.training.data.lengths import first_batch
@@ -76,7 +75,7 @@ class ChainInputs:
     def _run_op(self, task: TaskGraph, op: Op, values: dict[str, Tensor]) -> None:
         stand_in = self._stand_ins[OpRef(task.task.name, op.index)]
         equal_task = self._graph.tasks[stand_in.task]
-        module = op_module(equal_task, equal_task.ops[stand_in.op]).to(self._device)
+        module = equal_task.op_module(equal_task.ops[stand_in.op]).to(self._device)
         inputs = [values[_field(name)] for name in op.fields]
         inputs += [values[name].requires_grad_(task.values[name].requires_grad) for name in op.inputs]
         told = failures_told(task, op, task.task.batch_size)

@@ -11,7 +11,6 @@ import torch
 
 from spindle_cli.analysis.evaluation import analyse_evaluation
 from spindle_cli.analysis.losses.counts import LossCounter
-from spindle_cli.analysis.metaops.ops import hand_constants_on
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import PlanSplits
@@ -95,7 +94,7 @@ class Preparing:
             found: at the other one, over the modules of another build.
         """
         name, root = planned.graph.task.name, planned.graph.root
-        handed_on = hand_constants_on(traced, root)
+        handed_on = traced.hand_constants_on(root)
         try:
             task = replace(traced, task=planned.graph.task, root=root, varying=planned.graph.varying)
             graph = replace(planned.route.graph, tasks={**planned.route.graph.tasks, name: task})

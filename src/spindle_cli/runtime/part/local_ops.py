@@ -10,7 +10,6 @@ import torch
 from torch import fx, nn
 
 from spindle_cli.analysis.at_lengths import is_same_graph, module_over
-from spindle_cli.analysis.metaops.ops import share_module
 from spindle_cli.analysis.own_draws import draw_from_the_run
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_dependent import over_shares, pairs_over_shares
@@ -160,7 +159,7 @@ class LocalOps:
         """An op of an evaluation, with no loss in chunks; whatever training has cut by words, it takes by
         words.
         """
-        module = _as_in_a_run(op, share_module(wired.task, op))
+        module = _as_in_a_run(op, wired.task.share_module(op))
         if split is None or group is None:
             return module, split
         cuts = {
