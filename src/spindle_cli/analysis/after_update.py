@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.graph import Constrained, Following, Op, ParameterTable, TaskGraph, move_towards
+from spindle_cli.workload.graph import Constrained, Following, Op, ParameterTable, TaskGraph
 from spindle_cli.workload.types import Constraint, Follows, Workload
-
-
-@torch.no_grad()
-def move_as_forward(task: TaskGraph) -> None:
-    """Do to the task's modules what its forward does to parameters at its start, and its ops do not."""
-    for move in task.moves:
-        slow, fast = (task.root.get_parameter(name) for name in (move.slow, move.fast))
-        move_towards([slow], [fast], move.decay)
 
 
 def find_following(workload: Workload, tasks: Mapping[str, TaskGraph]) -> tuple[Following, ...]:

@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from spindle_cli.analysis.after_update import move_as_forward
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.at_lengths import LengthTracer, module_over
 from spindle_cli.analysis.losses.counts import LossCounter
@@ -99,7 +98,7 @@ class CountedLoss:
     def _by_ops(self, batch: Batch, share: float, counts: Tensor) -> Tensor:
         """Return what one of the batches adds to the loss."""
         at = self._at(batch)
-        move_as_forward(self._graph)
+        self._graph.move_as_forward()
         values: dict[str, Tensor] = {}
         for op in at.graph.ops:
             arguments = [*(batch[name] for name in op.fields), *(values[name] for name in op.inputs)]

@@ -323,6 +323,13 @@ class TaskGraph:
         """Return what an op is given: its fields, then its inputs."""
         return [*(self.fields[name] for name in op.fields), *(self.values[name] for name in op.inputs)]
 
+    @torch.no_grad()
+    def move_as_forward(self) -> None:
+        """Do to the modules what forward does to parameters at its start, and the ops do not."""
+        for move in self.moves:
+            slow, fast = (self.root.get_parameter(name) for name in (move.slow, move.fast))
+            move_towards([slow], [fast], move.decay)
+
     def op_module(self, op: Op) -> fx.GraphModule:
         """Return an op as a callable module over the task's own parameters (the same objects, not copies).
 

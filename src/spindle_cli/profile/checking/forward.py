@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.after_update import move_as_forward
 from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
@@ -41,7 +40,7 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
             values.start_anew()
             values.give_parameters_anew(parameters)  # an operator may move a teacher
             with watching(task.root), NoRandomness():
-                move_as_forward(task)
+                task.move_as_forward()
                 averages = _moved(task)
                 loss = _run_ops(task, batch)
                 gradients = _gradients(loss, trained)
