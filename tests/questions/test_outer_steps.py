@@ -15,7 +15,7 @@ from helpers.made import made_plan
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.errors import ExitCode
 from spindle_cli.plan.file import write_plan
-from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, other_settings
+from spindle_cli.plan.islands.said import OtherSettings, OuterSteps, other_settings
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import LocalSgd
 from spindle_cli.questions.explain import explain, islands_table, islands_text

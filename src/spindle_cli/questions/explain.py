@@ -11,7 +11,7 @@ from rich.table import Table
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.plan.islands.other_settings import OtherSettings, OuterSteps, other_settings
+from spindle_cli.plan.islands.said import OtherSettings, OuterSteps, other_settings
 from spindle_cli.plan.reasons import (
     Choice,
     OnTypes,
