@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spindle_cli
-from spindle_cli.profile.machine.machine import may_fork
+from spindle_cli.process.devices import may_fork
 from spindle_cli.profile.measuring import pool
 
 TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"

@@ -30,8 +30,8 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.overhead import toy
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
+from spindle_cli.process.devices import may_fork
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.profile.machine.machine import may_fork
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import RuntimeOverhead
 from spindle_cli.runtime.trainer import Trainer

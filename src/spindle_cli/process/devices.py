@@ -1,5 +1,6 @@
 """What of the machine's CPUs and GPUs a process may use: the cores of its affinity, the time that its
-container grants it, which GPU is its own, and how the C library's allocator keeps memory.
+container grants it, which GPU is its own, whether it may be forked, and how the C library's allocator keeps
+memory.
 
 Linux's control groups (cgroups) limit a container to so many microseconds of processor time in each period,
 over all its cores (kernel documentation, admin-guide/cgroup-v2.rst "cpu.max" and scheduler/sched-bwc.rst).
@@ -153,3 +154,16 @@ def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(parameter, value)
+
+
+def may_fork() -> bool:
+    """Whether processes may be forked from this one, and have torch, and what was found of the workload, at
+    once, as those of torch data loaders: without a CUDA context or a pool of threads, and not with the
+    libraries of macOS.
+
+    A torch that is built for an accelerator starts a thread for each, also for the one that stands for all
+    behind tensors without data where the machine has none; and autograd refuses to run in a fork of that.
+    """
+    import torch
+
+    return sys.platform == "linux" and torch.accelerator.current_accelerator() is None

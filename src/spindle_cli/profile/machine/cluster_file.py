@@ -16,14 +16,13 @@ import yaml
 from spindle_cli.errors import RunFailedError, UsageError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.writing import write_text
-from spindle_cli.process.devices import gpu_of, places_on_gpus
+from spindle_cli.process.devices import gpu_of, may_fork, places_on_gpus
 from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.link_speed import as_link, measure_link
 from spindle_cli.profile.machine.machine import (
     DeviceType,
     describe_device,
     device_of_type,
-    may_fork,
     own_cores,
 )
 from spindle_cli.profile.types import Device, MeasuredLink, Profile

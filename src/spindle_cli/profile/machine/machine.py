@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Literal
 
 import psutil
@@ -53,14 +52,3 @@ def describe_device(kind: DeviceType, processes: int, called: str | None = None)
         return Device(type=called or CPU, name=cpu_model(), memory_bytes=memory_bytes)
     properties = torch.cuda.get_device_properties(0)
     return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory // ranks_per_gpu())
-
-
-def may_fork() -> bool:
-    """Whether processes may be forked from this one, and have torch, and what was found of the workload, at
-    once, as those of torch data loaders: without a CUDA context or a pool of threads, and not with the
-    libraries of macOS.
-
-    A torch that is built for an accelerator starts a thread for each, also for the one that stands for all
-    behind tensors without data where the machine has none; and autograd refuses to run in a fork of that.
-    """
-    return sys.platform == "linux" and torch.accelerator.current_accelerator() is None

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from spindle_cli.errors import RunFailedError, WorkloadError
-from spindle_cli.profile.machine.machine import may_fork
+from spindle_cli.process.devices import may_fork
 from spindle_cli.profile.measuring.messages import (
     Failed,
     LinkMeasured,
