@@ -8,6 +8,7 @@ import pytest
 from random_profiles import SHAPES, Shape, random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.plan.best.find import all_on_all
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.posing import make_problem
@@ -16,7 +17,6 @@ from spindle_cli.plan.search.climb import Dispatcher
 from spindle_cli.plan.search.draws import state_of
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round
-from spindle_cli.plan.strategies.all_on_all import all_on_all
 from spindle_cli.plan.strategies.baselines import distmm, optimus, sequential
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile

@@ -16,11 +16,12 @@ from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.cutting.on_all import on_all_devices
 from spindle_cli.plan.posing import make_problem
-from spindle_cli.plan.search.evaluate import EvaluatedCandidate
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, evaluate
 from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.passes_apart import apart, or_another_apart, told_apart, with_passes_apart
 from spindle_cli.plan.search.posed import NO_SEARCH
-from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
+from spindle_cli.plan.strategies.baselines import sequential
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -29,6 +30,8 @@ WORTH_UNEQUAL = 0.02
 # Micro-batches of all MetaOps that are asked for and searched over at once; for a chain in 64 that takes four
 # times as long as all else and finds nothing.
 MOST_SEARCHED_TOGETHER = 32
+# All MetaOps on all devices are tried where what is handed on makes the best other plan longer by this share.
+HANDING_ON_MATTERS = 0.02
 
 
 class BelowBoundError(Exception):
@@ -114,6 +117,32 @@ def find(
             return None
         best = timed_apart
     return PlanResult(best, not all_fit, note, sharding=profile.sharding, is_searched=is_searched)
+
+
+def all_on_all(profile: Profile, cluster: Cluster) -> tuple[EvaluatedCandidate, Problem] | None:
+    """The plan of data parallelism, one MetaOp after another, all of them on all devices, with the problem
+    that it is one of; None where a MetaOp does not run on all devices, each with samples of its own, or
+    memory is short.
+
+    A MetaOp that is through as early on fewer devices has no allocation on more in a problem; but what runs
+    on the devices of what it takes from hands nothing on. Behind slow links that is faster.
+    """
+    metaops = [
+        metaop.model_copy(update={"curve": (point,)})
+        for metaop in profile.metaops
+        for point in metaop.curve
+        if point.num_devices == cluster.num_devices and point.tp == 1
+    ]
+    if len(metaops) < len(profile.metaops):
+        return None
+    problem = make_problem(profile.with_metaops(metaops), cluster)
+    evaluated = evaluate(problem, sequential(problem))
+    return None if evaluated is None else (evaluated, problem)
+
+
+def hands_on_much(best: EvaluatedCandidate) -> bool:
+    """Whether a plan's messages make it so much longer that it is worth a try."""
+    return best.prediction.transfer_s >= HANDING_ON_MATTERS * best.prediction.iteration_s
 
 
 def widened(profile: Profile, cluster: Cluster) -> Profile:
