@@ -44,7 +44,7 @@ __all__ = [
 _HOMES = {
     "Callback": "runtime.following.callback",
     "Constraint": "workload.types",
-    "Evaluation": "files.runs.evaluations",
+    "Evaluation": "files.runs.records",
     "FlowTask": "workload.types",
     "Follows": "workload.types",
     "Plan": "plan.types",
