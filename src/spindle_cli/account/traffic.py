@@ -157,8 +157,9 @@ def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tupl
             for device, peers in _peers(pairs, frozenset(senders)).items():
                 taken[device] += peers_bytes(device, peers, cluster)
         else:
+            num_bytes = collectives_bytes(ranks, cluster)
             for device in ranks:
-                taken[device] += collectives_bytes(ranks, cluster)
+                taken[device] += num_bytes
     return tuple(taken)
 
 
