@@ -36,7 +36,11 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
     work.table[:] = -1
     for number in range(num_fragments):
         fragment = fragments[number]
-        home = _home_of(fragments, work.fragment_masks, work.table, number)
+        block, parts = tables.blocks[fragment.block], uses[fragment.block].parts
+        if work.begins[fragment.block]:
+            home = _home_of(fragments, work.fragment_masks, work.table, number)
+        else:
+            home = fragments[number - parts].home
         if home < 0:
             home = num_homes
             num_homes += 1
@@ -44,7 +48,6 @@ def find_homes(tables: Tables, schedule: Schedule, work: Work) -> int:
         fragment.home = home
         record = homes[home]
         sharers = record.count if common.is_sharded else 1
-        block, parts = tables.blocks[fragment.block], uses[fragment.block].parts
         record.trained += block.trained / parts / sharers
         if block.is_alike:
             # Where devices alone have parameters, there is nothing to sum: gradients come and go with passes.
@@ -133,60 +136,83 @@ def _worth_a_sum(tables: Tables, home: Records) -> float:
 
 @compiled
 def _cut_blocks(tables: Tables, schedule: Schedule, work: Work) -> int:
-    """Set into how many fragments blocks are split, and how many there are in all."""
-    uses = work.uses
+    """Set which blocks begin a stretch that the same slices use, and into how many fragments each is split;
+    how many of these there are in all.
+    """
+    uses, begins = work.uses, work.begins
+    begins[:] = 0
     for block in range(len(uses)):
-        uses[block].parts, uses[block].users = 1, 0
+        uses[block].parts = 1
     for number in range(len(schedule.slices)):
         slice_ = schedule.slices[number]
         if slice_.metaop < 0:
             continue
-        tp, op_from = tables.options[slice_.option].tp, tables.metaops[slice_.metaop].op_from
-        begin, end = (
-            tables.ops[op_from + slice_.first].block_from,
-            tables.ops[op_from + slice_.last].block_from,
-        )
-        for at in range(begin, end):
-            use = uses[tables.used[at].block]
-            use.users += 1
-            if tables.blocks[tables.used[at].block].is_split:
-                use.parts = max(use.parts, tp)
+        tp = tables.options[slice_.option].tp
+        at, end = used_range(tables, slice_)
+        while at < end:
+            run_end = min(tables.used[at].run_end, end)
+            first, last = tables.used[at].block, tables.used[run_end - 1].block
+            begins[first] = begins[last + 1] = 1
+            for block in range(first, last + 1 if tp > 1 and tables.blocks[first].is_split else first):
+                uses[block].parts = max(uses[block].parts, tp)
+            at = run_end
     num_fragments = 0
     for block in range(len(uses)):
         uses[block].fragment_from = num_fragments
-        for _ in range(uses[block].parts if uses[block].users else 0):
+        for _ in range(uses[block].parts):
             work.fragments[num_fragments].block = block
-            work.fragment_masks[num_fragments, :] = 0
             num_fragments += 1
     return num_fragments
 
 
 @compiled
+def used_range(tables: Tables, slice_: Records) -> tuple[int, int]:
+    """The range of `used` that has what the ops of a slice use."""
+    op_from = tables.metaops[slice_.metaop].op_from
+    return tables.ops[op_from + slice_.first].block_from, tables.ops[op_from + slice_.last].block_from
+
+
+@compiled
+def stretch_end(tables: Tables, work: Work, at: int, end: int) -> int:
+    """Where in `used`, before `end`, the blocks end that the same slices use as the one at a place of it."""
+    block, stop = tables.used[at].block - at, min(tables.used[at].run_end, end)
+    at += 1
+    while at < stop and not work.begins[block + at]:
+        at += 1
+    return at
+
+
+@compiled
 def _spread_fragments(tables: Tables, schedule: Schedule, work: Work) -> None:
-    """Set which devices hold each fragment; degrees of tensor parallelism divide each other."""
+    """Set which devices hold each fragment of the first block of every stretch; degrees of tensor parallelism
+    divide each other.
+    """
     masks, group_masks = work.fragment_masks, work.group_masks
+    for block in range(len(work.uses)):
+        use = work.uses[block]
+        if work.begins[block]:
+            masks[use.fragment_from : use.fragment_from + use.parts, :] = 0
     for number in range(len(schedule.slices)):
         slice_ = schedule.slices[number]
         if slice_.metaop < 0:
             continue
-        tp, op_from = tables.options[slice_.option].tp, tables.metaops[slice_.metaop].op_from
-        group_masks[:, :] = 0
-        for place in range(tables.options[slice_.option].devices):
-            device = schedule.devices[number, place]
-            group_masks[place % tp, device >> 6] |= 1 << (device & 63)
-        begin, end = (
-            tables.ops[op_from + slice_.first].block_from,
-            tables.ops[op_from + slice_.last].block_from,
-        )
-        for at in range(begin, end):
+        tp = tables.options[slice_.option].tp
+        for group in range(tp if tp > 1 else 0):
+            group_masks[group, :] = 0
+            for place in range(group, tables.options[slice_.option].devices, tp):
+                device = schedule.devices[number, place]
+                group_masks[group, device >> 6] |= 1 << (device & 63)
+        at, end = used_range(tables, slice_)
+        while at < end:
             block = tables.used[at].block
+            at = stretch_end(tables, work, at, end)
             use = work.uses[block]
+            groups = tp if use.parts > 1 else 1
+            fragments = use.parts // groups
             for part in range(use.parts):
+                held = group_masks[part // fragments] if groups > 1 else work.masks[number]
                 for word in range(masks.shape[1]):
-                    held = work.masks[number, word]
-                    if tables.blocks[block].is_split:
-                        held = group_masks[part * tp // use.parts, word]
-                    masks[use.fragment_from + part, word] |= held
+                    masks[use.fragment_from + part, word] |= held[word]
 
 
 @compiled

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spindle_cli.costs import links
 from spindle_cli.plan.compiled import compiled
-from spindle_cli.plan.refine.homes import MULTIPLIER, find_summing, sums_shares
+from spindle_cli.plan.refine.homes import MULTIPLIER, find_summing, stretch_end, sums_shares, used_range
 from spindle_cli.plan.refine.host import count_moved, moved_op
 from spindle_cli.plan.refine.passes import find_peers
 from spindle_cli.plan.refine.schedule import Schedule, Work
@@ -59,7 +59,7 @@ def _set_lasting(tables: Tables, schedule: Schedule, work: Work, num_homes: int)
         states[device].in_host = states[device].most_in_host = 0.0
     _hold_homes(tables, work, num_homes)
     for block in range(len(tables.blocks)):
-        if not tables.blocks[block].is_alike:
+        if work.begins[block] and not tables.blocks[block].is_alike:
             work.held[block, :] = 0.0
             work.held_parts[block, :] = 0
     for number in range(work.group_slots[0]):
@@ -96,11 +96,11 @@ def _hold_for_ops(tables: Tables, schedule: Schedule, work: Work, index: int) ->
     option, op_from = tables.options[slice_.option], tables.metaops[slice_.metaop].op_from
     for op in range(op_from + slice_.first, op_from + slice_.last):
         fields += 2 * tables.ops[op].field_bytes
-        if common.are_alike:
-            continue
-        for at in range(tables.ops[op].block_from, tables.ops[op + 1].block_from):
-            if not tables.blocks[tables.used[at].block].is_alike:
-                _hold(tables, work, schedule.devices[index], option, at)
+    at, end = used_range(tables, slice_)
+    while at < end and not common.are_alike:
+        begin, at = at, stretch_end(tables, work, at, end)
+        if not tables.blocks[tables.used[begin].block].is_alike:
+            _hold(tables, work, schedule.devices[index], option, begin, at)
     for place in range(option.devices):
         device = schedule.devices[index, place]
         part = tables.of_types[option.type_from + tables.devices[device].type].part
@@ -133,36 +133,38 @@ def _add_communicator(work: Work, devices: Ints, begin: int, count: int, num_byt
 
 
 @compiled
-def _hold(tables: Tables, work: Work, devices: Ints, option: Records, at: int) -> None:
-    """Have devices hold what an op uses, as far as they do not for other ops: parameters, state and, where
-    others have the same, gradients.
+def _hold(tables: Tables, work: Work, devices: Ints, option: Records, at: int, end: int) -> None:
+    """Have devices hold a stretch of `used`, as far as they do not for other slices: parameters, state and,
+    where others have the same, gradients. What they hold of each block is noted by the first one.
     """
     used, common = tables.used[at], tables.common[0]
     block = used.block
     use = work.uses[block]
     if use.parts == 1:
-        _hold_whole(tables, work, devices, option.devices, at)
+        _hold_whole(tables, work, devices, option.devices, at, end)
         return
-    parts = option.tp if tables.blocks[block].is_split else 1
-    for place in range(option.devices):
-        fragment = place % parts * use.parts // parts
+    fragments = use.parts // option.tp
+    for group in range(option.tp):
+        fragment = group * fragments
         count = work.homes[work.fragments[use.fragment_from + fragment].home].count
         num_bytes = used.lasting + used.state / (count if common.is_sharded else 1)
         if count > 1:
             num_bytes += used.trained * common.width
-        device = devices[place]
-        before, before_parts = work.held[block, device], work.held_parts[block, device]
-        if before_parts:
-            num_bytes = max(num_bytes, before * use.parts / _count_bits(before_parts))
-        held_parts = before_parts | ((1 << (use.parts // parts)) - 1) << fragment
-        held = num_bytes * _count_bits(held_parts) / use.parts
-        work.held[block, device], work.held_parts[block, device] = held, held_parts
-        work.states[device].level += held - before
+        bits = ((1 << fragments) - 1) << fragment
+        for place in range(group, option.devices, option.tp):
+            device = devices[place]
+            before, before_parts = work.held[block, device], work.held_parts[block, device]
+            held = num_bytes * fragments / use.parts
+            if before_parts:
+                most = max(num_bytes, before * use.parts / _count_bits(before_parts))
+                held = most * _count_bits(before_parts | bits) / use.parts
+            work.held[block, device], work.held_parts[block, device] = held, before_parts | bits
+            work.states[device].level += (end - at) * (held - before)
 
 
 @compiled
-def _hold_whole(tables: Tables, work: Work, devices: Ints, num_devices: int, at: int) -> None:
-    """Have devices hold what an op uses of a block that nothing splits."""
+def _hold_whole(tables: Tables, work: Work, devices: Ints, num_devices: int, at: int, end: int) -> None:
+    """Have devices hold a stretch of `used` that nothing splits."""
     used, common = tables.used[at], tables.common[0]
     count = work.homes[work.fragments[work.uses[used.block].fragment_from].home].count
     num_bytes = used.lasting + used.state / (count if common.is_sharded else 1)
@@ -172,7 +174,7 @@ def _hold_whole(tables: Tables, work: Work, devices: Ints, num_devices: int, at:
     for place in range(num_devices):
         device = devices[place]
         if held[device] < num_bytes:
-            work.states[device].level += num_bytes - held[device]
+            work.states[device].level += (end - at) * (num_bytes - held[device])
             held[device] = num_bytes
 
 

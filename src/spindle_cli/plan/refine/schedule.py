@@ -51,10 +51,9 @@ EDGE = np.dtype(
     ]
 )
 # A block of parameters in a schedule: into how many fragments tensor parallelism splits it at most, and the
-# number of the first; how many ops use it, and have still to; when its gradients, or its parameters, are
-# there.
+# number of the first; how many ops have still to use it; when its gradients, or its parameters, are there.
 USE = np.dtype(
-    [*((name, _INT) for name in ("parts", "fragment_from", "users", "left")), ("done_s", _FLOAT)],
+    [*((name, _INT) for name in ("parts", "fragment_from", "left")), ("done_s", _FLOAT)],
 )
 # A fragment of a block, the number of its home, and of the sum or gather that it is part of.
 FRAGMENT = np.dtype([(name, _INT) for name in ("block", "home", "sum")])
@@ -130,9 +129,11 @@ class Work(NamedTuple):
         received: [P] bytes of a batch that a slice's devices receive for it.
         made: bytes of gradients that each op of a slice makes.
         uses: [B] `USE`.
-        fragments: [F] `FRAGMENT` of all blocks in turn; `fragment_masks`: [F, W] devices that hold each.
-        held: [B, N] bytes of a block that a device has all the time; `held_parts`: of which fragments, as
-            bits.
+        begins: [B + 1] whether a block begins a stretch: other slices use it than the one before.
+        fragments: [F] `FRAGMENT` of all blocks in turn; `fragment_masks`: [F, W] devices that hold each, by
+            the fragments of the first block of its stretch.
+        held: [B, N] bytes that a device has all the time of each block of a stretch, by the first of them;
+            `held_parts`: of which fragments, as bits.
         group_masks: [T, W] of a slice, the devices with the same fragments.
         table: hashes of homes; `groups`: of tensor-parallel groups, and `group_slots`: how many of these, and
             where.
@@ -185,6 +186,7 @@ class Work(NamedTuple):
     received: Floats
     made: Floats
     uses: Records
+    begins: Ints
     fragments: Records
     fragment_masks: Ints
     held: Floats
@@ -260,6 +262,7 @@ def work_for(tables: Tables, num_places: int, iteration_s: float) -> Work:
         received=np.zeros(num_places),
         made=np.zeros(int(tables.metaops["num_ops"].max())),
         uses=np.zeros(num_blocks, USE),
+        begins=np.zeros(num_blocks + 1, ints),
         fragments=np.zeros(num_fragments, FRAGMENT),
         fragment_masks=np.zeros((num_fragments, words), ints),
         held=np.zeros((num_blocks, num_devices)),

@@ -66,7 +66,7 @@ def _begin_blocks(tables: Tables, schedule: Schedule, work: Work, is_backward: i
     """
     uses = work.uses
     for block in range(len(uses)):
-        uses[block].left = uses[block].users if is_backward else 1
+        uses[block].left = tables.blocks[block].users if is_backward else 1
         uses[block].done_s = 0.0 if is_backward else inf
     if is_backward:
         return
@@ -185,7 +185,7 @@ def gather(tables: Tables, schedule: Schedule, work: Work, num_homes: int) -> No
     for block in range(len(uses)):
         use = uses[block]
         use.done_s = 0.0
-        for fragment in range(use.fragment_from, use.fragment_from + (use.parts if use.users else 0)):
+        for fragment in range(use.fragment_from, use.fragment_from + use.parts):
             if work.fragments[fragment].sum >= 0:
                 use.done_s = max(use.done_s, work.sums[work.fragments[fragment].sum].end_s)
     for number in range(len(schedule.slices)):
