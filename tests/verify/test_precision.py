@@ -59,11 +59,13 @@ def test_in_float64_what_rounding_decides_is_named_and_all_else_is_exact(tmp_pat
     }
 
 
-def test_neither_run_of_a_verification_rounds_convolutions_to_tf32(tmp_path: Path) -> None:
+def test_neither_run_of_a_verification_rounds_convolutions_to_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cuDNN may by itself, and what its algorithms then give depends on how many samples there are."""
     plan = write_toy(tmp_path, module="tf32_workload.py")
     options = VerifyOptions(steps=1, run_dir=tmp_path / "verify")
-    assert torch.backends.cudnn.allow_tf32
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default; a trainer here unsets it
     verify_plan(plan, None, options, lambda line: None)
     for run in ("plain", "plan"):
         (step,) = read_metrics(tmp_path / "verify" / run)
