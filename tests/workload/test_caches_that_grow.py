@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.analysis.analyse import analyse
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.types import Task, Workload
+
+from .shares import assert_steps_as_plain
+from .toy import Block, Items
 
 WIDTH, LENGTH, SAMPLES = 4, 6, 4
 SHARED: dict[int, Tensor] = {}
@@ -236,6 +240,65 @@ def test_nothing_without_values_stays_in_a_cache(cls: type[Keeping]) -> None:
     found = layer(torch.zeros(2, LENGTH, WIDTH))
     assert type(found) is Tensor and not isinstance(found, FakeTensor) and not found.is_meta
     clear()
+
+
+class Between(nn.Module):
+    """Its layers are given a table that is made between them, in a module that is no operator."""
+
+    def __init__(self, cls: type[Keeping]) -> None:
+        super().__init__()
+        self.a, self.b, self.tables = Block(WIDTH), Block(WIDTH), cls()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(h * self.tables.table(x)).square().mean()
+
+
+class InForward(nn.Module):
+    """The table is the model's own; `asks`: how forward finds out that it has to make one."""
+
+    def __init__(self, asks: str) -> None:
+        super().__init__()
+        self.a, self.b, self.asks = Block(WIDTH), Block(WIDTH), asks
+        self.register_buffer("rows", torch.zeros(2, WIDTH), persistent=False)
+        self.cached, self.made = 2, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        h = self.a(x)
+        if self.asks == "a counter":
+            if count > self.cached:
+                self.register_buffer("rows", made(count), persistent=False)
+                self.cached = count
+            return self.b(h * self.rows[:count]).square().mean()
+        if self.made is None or len(self.made) < count or self.made.device != x.device:
+            self.made = made(count).to(x.device)
+        return self.b(h * self.made[:count]).square().mean()
+
+
+def between(net: Callable[[], nn.Module]) -> Workload:
+    torch.manual_seed(0)
+    items = Items(x=(LENGTH, WIDTH))
+    return Workload("between", [Task("t", net(), SAMPLES, items)], (Block,))
+
+
+@pytest.mark.parametrize("cls", TABLES)
+def test_tables_between_operators_are_those_of_plain_pytorch(cls: type[Keeping]) -> None:
+    assert_steps_as_plain(lambda: between(partial(Between, cls)), 2)
+    (task,) = analyse(between(partial(Between, cls))).tasks.values()
+    assert [op.target for op in task.ops] == ["a", "b"] and not task.ops[0].coupled
+    clear()
+
+
+@pytest.mark.parametrize("asks", ["a counter", "the table"])
+def test_a_table_that_forward_makes_itself_is_that_of_plain_pytorch(asks: str) -> None:
+    assert_steps_as_plain(lambda: between(partial(InForward, asks)), 2)
+
+
+@pytest.mark.parametrize("cls", [OtherOnceWarm, Counting])
+def test_what_goes_on_between_operators_is_no_table(cls: type[Keeping]) -> None:
+    with pytest.raises(WorkloadError, match=r"sets self\.cached of .* reads what an earlier one has"):
+        analyse(between(partial(Between, cls)))
 
 
 def clear() -> None:

@@ -221,6 +221,39 @@ def test_what_a_trace_would_freeze_is_refused(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
+def _by_loops(module: nn.Module, trains: bool) -> None:
+    for parameter in module.parameters():
+        parameter.requires_grad = trains
+
+
+def _by_name(module: Block, trains: bool) -> None:
+    module.norm.weight.requires_grad_(trains)
+
+
+@pytest.mark.parametrize("freeze", [nn.Module.requires_grad_, _by_loops, _by_name])
+def test_what_is_frozen_for_a_part_of_forward_alone_has_no_gradient(freeze: Callable[..., Any]) -> None:
+    """As a generator's loss does it with its discriminator."""
+
+    def run(self: Net, x: Tensor) -> Tensor:
+        fake = self.first(x)
+        freeze(self.second, False)
+        score = self.second(fake).tanh().mean()
+        freeze(self.second, True)
+        return self.second(fake.detach()).mean() - self.second(x).sigmoid().mean() - score
+
+    made = workload(run)
+    task = made.tasks[0]
+    parameters = dict(task.module.named_parameters())
+    batch = Batches(task, seed=1).rows(0, 0, 4)
+    expected = gradients_of(run_plain(task, batch), parameters)
+    traced = analysed(made).tasks["t"]
+    if freeze is nn.Module.requires_grad_:
+        assert [op.target for op in traced.ops] == ["first", "second", "second", None]
+    found = gradients_of(run_shares(traced, batch, dict.fromkeys(range(9), 2)), parameters)
+    torch.testing.assert_close(found, expected)
+    assert all(parameter.requires_grad for parameter in parameters.values())
+
+
 class Freezing(Block):
     def forward(self, x: Tensor) -> Tensor:
         self.norm.weight.requires_grad = False

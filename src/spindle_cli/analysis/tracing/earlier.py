@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils import _pytree as pytree
 
+from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.outside import OutsideReads
 from spindle_cli.analysis.own_draws import draws_by_itself
 from spindle_cli.analysis.reading import Reader, place_of
@@ -27,12 +29,12 @@ from spindle_cli.analysis.tracing.proxies.counters import (
     Unknown,
     of_operator,
 )
-from spindle_cli.analysis.tracing.proxies.scratch import SeenAttributes
+from spindle_cli.analysis.tracing.proxies.scratch import Scratch, SeenAttributes
 from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Memories
 from spindle_cli.workload.building.contents import Leftover, last_name
-from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.graph import CONSTANT, reached
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.step_values import asks_no_values
 from spindle_cli.workload.types import Task
@@ -72,26 +74,33 @@ def refuse_earlier(
     task: Task,
     first: fx.Graph,
     left: Changes,
-    kept: Sequence[Leftover],
+    scratch: Scratch,
     operators: SeenAttributes,
     again: Callable[[], fx.Graph],
+    is_tensor: Callable[[fx.Node], bool],
 ) -> None:
     """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
     operators and their hooks have left.
 
     Args:
-        left: what the first has left in objects, containers, classes and files; `kept`: in attributes.
+        left: what the first has left in objects, containers, classes and files; `scratch`: in attributes.
         operators: what they leave.
         again: traces the next one, which finds it.
+        is_tensor: whether a node of the first is one, and no size or the like.
 
     Raises:
         WorkloadError: with what is kept, and what to do.
+        ReadsValuesError: it is made of sizes and numbers alone (a table that grows), so that the statements
+            around may run as they are written: a run that goes on makes it anew.
     """
     _refuse_written(task, first, operators)
+    kept = scratch.kept
     leftovers = [*operators.leftovers, *kept]
     if not (left or leftovers or operators.noted):
         return
     after = Memories.of(task.module)
+    # Before another trace is given values of this one.
+    tables = [_is_table(value, task.module, is_tensor) for value, _ in scratch.kept_values]
     with _there_once_more(task.module, leftovers):
         memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
@@ -110,7 +119,10 @@ def refuse_earlier(
     if not is_same:
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
         names += [leftover.name for leftover in kept]
-        raise _refusal(task, names, operators, read)
+        refused = _refusal(task, names, operators, read)
+        if tables and all(tables) and not left:
+            raise ReadsValuesError.at(refused, frames=scratch.kept_values[0][1])
+        raise refused
 
 
 def refuse_outside(task: Task, first: fx.Graph, queries: OutsideReads, again: Callable[[], fx.Graph]) -> None:
@@ -325,6 +337,20 @@ def _outputs(node: fx.Node) -> list[fx.Node]:
 
 def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
     return repr(fx.node.map_arg(arguments, as_text))
+
+
+def _is_table(value: object, root: nn.Module, is_tensor: Callable[[fx.Node], bool]) -> bool:
+    """Whether what forward keeps is made of sizes, numbers and buffers alone, so that it may be made anew."""
+    made = [leaf.node for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Proxy)]
+    behind = reached(made, lambda node: node.all_input_nodes if is_tensor(node) else ())
+    buffers = {name for name, _ in root.named_buffers()}
+    return not any(
+        node.op in ("placeholder", "call_module")
+        or draws_by_itself(node)
+        or (node.op == "get_attr" and not _is_constant(node) and node.target not in buffers)
+        for node in behind
+        if is_tensor(node)
+    )
 
 
 def _is_of_step(node: fx.Node, of_step: dict[fx.Node, bool]) -> bool:

@@ -212,7 +212,8 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
         held.get(name) is not None for held in (module.__dict__, module._buffers, module._parameters)
     )
     refused = _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
-    raise _runs_as_written(refused) if name in module._buffers and was_there else refused
+    is_size = isinstance(value, fx.Proxy) and not value.tracer.is_tensor(value)  # type: ignore[attr-defined]  # a tracer of ours
+    raise _runs_as_written(refused) if was_there and (name in module._buffers or is_size) else refused
 
 
 def _may_set(module: nn.Module, name: str, value: Any, scratch: Scratch) -> bool:
@@ -284,11 +285,13 @@ def _training_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -
 
     def give(tensor: Tensor, value: bool) -> None:
         if id(tensor) in names and not is_looking() and original.__get__(tensor) is not value:
-            raise _frozen(
-                task,
-                f"forward says whether {names[id(tensor)]!r} takes a gradient",
-                place_of_caller(),
-                FREEZE_WHERE_BUILT,
+            raise _runs_as_written(
+                _frozen(
+                    task,
+                    f"forward says whether {names[id(tensor)]!r} takes a gradient",
+                    place_of_caller(),
+                    FREEZE_WHERE_BUILT,
+                )
             )
         original.__set__(tensor, value)
 

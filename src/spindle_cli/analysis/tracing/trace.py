@@ -141,7 +141,15 @@ def _traced(
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)
-            refuse_earlier(task, graph, left, tracer.scratch.kept, observer.attributes, lambda: trace()[2])
+            refuse_earlier(
+                task,
+                graph,
+                left,
+                tracer.scratch,
+                observer.attributes,
+                lambda: trace()[2],
+                lambda node: tracer.is_tensor(tracer.proxy(node)),
+            )
             refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
         observer.is_tracing = False

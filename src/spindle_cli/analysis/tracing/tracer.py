@@ -246,6 +246,10 @@ class OperatorTracer(fx.Tracer):
         plain = [leaf for leaf in leaves_of(outputs) if leaf is not None and not self._is_traced_tensor(leaf)]
         if plain:
             raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
+        left = self._observer.left.get(self._observer.kinds.behaviour(region))
+        leaves_something = left is not None and bool(left.changed or left.kept)
+        if leaves_something and not any(map(self._is_traced_tensor, leaves_of(outputs))):
+            raise UnfitError.here("it gives nothing, and changes what is read behind it", ends=True)
         return outputs
 
     def _is_traced_tensor(self, value: Any) -> bool:

@@ -553,7 +553,16 @@ class Memories:
         if depth > 1 and len(kept) <= MOST_ENTRIES:
             for key, entry in kept.items() if isinstance(kept, dict) else enumerate(kept):
                 if type(entry) not in PLAIN and entry is not None:
-                    self._look(entry, (*path, how.format(key)), depth - 1, is_own=is_own)
+                    name = how.format(key if _is_plain_key(key) else type(key).__name__)
+                    self._look(entry, (*path, name), depth - 1, is_own=is_own)
+
+
+def _is_plain_key(key: object) -> bool:
+    """Whether a key of a dict is a number, a text or the like, or a tuple of such: others write themselves in
+    ways of their own, as traced values do.
+    """
+    entries = key if isinstance(key, tuple) else (key,)
+    return all(isinstance(entry, PLAIN) for entry in entries)
 
 
 def _of_bare(attributes: dict[str, Any], path: tuple[str, ...], is_own: bool) -> Memory:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.tracing.faithful import NO_GRAD
 from spindle_cli.analysis.tracing.inplace import HINT, is_in_place_name, refusal_of_state, way_out
-from spindle_cli.analysis.tracing.observe import Observer, storage_of
+from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT, Observer, storage_of
 from spindle_cli.analysis.tracing.shapes import Shapes, leaves_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import DECLARE
-from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.refuse import frames_of_caller, place_of_caller, refusal
 
 # Keys of a node's meta: the node whose value it has put another in the place of; of a changed part that was
 # put back, what it was of a tensor, and that tensor with it.
@@ -130,12 +131,15 @@ class TracedValue(fx.Proxy):
     def _refuse_change(self, name: str) -> None:
         kind = type(self.tracer.known.value(self)).__name__  # type: ignore[attr-defined]  # a tracer of ours
         is_parameter = kind == nn.Parameter.__name__
-        raise refusal(
+        hint = DECLARE if is_parameter else "Make a new one of it ({**given, 'h': h}, x.detach())."
+        refused = refusal(
             self.tracer.task_name,  # type: ignore[attr-defined]  # a tracer of ours
             f"forward calls {name} of a {kind} that it was given, which a trace would not keep",
             place_of_caller(),
-            DECLARE if is_parameter else "Make a new one of it ({**given, 'h': h}, x.detach()).",
+            FREEZE_WHERE_BUILT if "requires_grad" in name else hint,
         )
+        # It may be that forward undoes it before it ends.
+        raise ReadsValuesError.at(refused, frames=frames_of_caller()) if "requires_grad" in name else refused
 
     def _refuse_hook(self, name: str) -> None:
         raise refusal(

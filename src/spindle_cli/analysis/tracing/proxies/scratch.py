@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown
 from spindle_cli.workload.building.attributes import Changes
 from spindle_cli.workload.building.contents import Leftover
-from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.graph import CONSTANT
+from spindle_cli.workload.refuse import Frame, frames_of_caller, place_of_caller, refusal
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class Scratch:
         self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
         self.kept: list[Leftover] = []  # what attributes were set to that were there before
+        self.kept_values: list[
+            tuple[object, tuple[Frame, ...]]
+        ] = []  # what these are, and where they were set
 
     def takes(self, module: nn.Module, name: str) -> bool:
         """Whether a traced value, or a list or the like, may be assigned: the module has had no such
@@ -87,6 +91,8 @@ class Scratch:
     def keep(self, module: nn.Module, name: str, value: object) -> None:
         """Note that forward keeps a tensor in an attribute."""
         self.kept.append(Leftover.of_attribute(module, name, value))
+        if not name.startswith(CONSTANT):  # of torch.fx's own
+            self.kept_values.append((value, frames_of_caller()))
 
     def keeps(self, module: nn.Module, name: str, value: object) -> bool:
         """Whether a traced value, or a list or the like, may be in the place of another, for the next forward
