@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.localise import place_of_buffer, rebind
-from spindle_cli.analysis.tracing.regions import NAME
+from spindle_cli.analysis.tracing.behaviour import REGION
 from spindle_cli.workload.graph import CONSTANT, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
@@ -141,9 +141,9 @@ def losses_of(graph: WorkloadGraph, x: Tensor, label: Tensor) -> Tensor:
 def of_a_trace(graph: WorkloadGraph) -> set[str]:
     names = {str(node.target) for op in graph.tasks["t"].ops for node in op.graph.nodes}
     return {
-        "region" if name.startswith(NAME) else "constant"
+        "region" if name.startswith(REGION) else "constant"
         for name in names
-        if name.startswith((NAME, CONSTANT))
+        if name.startswith((REGION, CONSTANT))
     }
 
 

@@ -22,9 +22,10 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.evaluation import evaluated_on_its_own
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.cut import names_used
+from spindle_cli.analysis.tracing.behaviour import REGION
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.modes import give_modes
-from spindle_cli.analysis.tracing.regions import NAME, Region
+from spindle_cli.analysis.tracing.regions import Region
 from spindle_cli.workload.building.births import Births
 from spindle_cli.workload.building.load import LoadedWorkload, Source, build, read_initial, resolve
 from spindle_cli.workload.building.memory import drop
@@ -252,7 +253,8 @@ def _hand_on(task_graph: TaskGraph, root: nn.Module) -> None:
         for op in task_graph.ops
         for graph in op.graphs
         for node in graph.nodes
-        if node.op in ("get_attr", "call_module") and (name := str(node.target)).startswith((CONSTANT, NAME))
+        if node.op in ("get_attr", "call_module")
+        and (name := str(node.target)).startswith((CONSTANT, REGION))
     }
     twins = Twins(task_graph.root, root) if left else None
     for name, value in left.items():

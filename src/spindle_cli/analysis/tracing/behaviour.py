@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from spindle_cli.analysis.layer_numbers import is_number
 from spindle_cli.analysis.memo import HERE
 from spindle_cli.workload.building.load import settled_module_name
+from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.introspection import fields_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -29,6 +30,8 @@ _MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others
 _DEPTH = 6
 # Begins the text of what is known by its place in memory alone; no text of anything else has it in it.
 _PLACE = "\x00"
+# How the attributes of a task's module begin that hold parts of its forward; traces leave them.
+REGION = "spindle_region_"
 _HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
 # Floats (dropout rates, epsilons) change no work; they may differ from layer to layer.
 _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+")
@@ -46,7 +49,7 @@ def behaviour_of(module: nn.Module, *, numbered: bool = True) -> str:
             if numbered or type(value) is not int or not is_number(key)
             else f"{name}.{key} is a number"
             for key, value in sorted(part.__dict__.items())
-            if key not in _HELD_ELSEWHERE
+            if key not in _HELD_ELSEWHERE and not key.startswith((CONSTANT, REGION))
         ]
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")

@@ -77,7 +77,6 @@ def refuse_earlier(
     scratch: Scratch,
     operators: SeenAttributes,
     again: Callable[[], fx.Graph],
-    is_tensor: Callable[[fx.Node], bool],
 ) -> None:
     """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
     operators and their hooks have left.
@@ -86,7 +85,6 @@ def refuse_earlier(
         left: what the first has left in objects, containers, classes and files; `scratch`: in attributes.
         operators: what they leave.
         again: traces the next one, which finds it.
-        is_tensor: whether a node of the first is one, and no size or the like.
 
     Raises:
         WorkloadError: with what is kept, and what to do.
@@ -100,7 +98,7 @@ def refuse_earlier(
         return
     after = Memories.of(task.module)
     # Before another trace is given values of this one.
-    tables = [_is_table(value, task.module, is_tensor) for value, _ in scratch.kept_values]
+    tables = [_is_table(value, task.module) for value, _ in scratch.kept_values]
     with _there_once_more(task.module, leftovers):
         memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
@@ -339,18 +337,24 @@ def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
     return repr(fx.node.map_arg(arguments, as_text))
 
 
-def _is_table(value: object, root: nn.Module, is_tensor: Callable[[fx.Node], bool]) -> bool:
+def _is_table(value: object, root: nn.Module) -> bool:
     """Whether what forward keeps is made of sizes, numbers and buffers alone, so that it may be made anew."""
     made = [leaf.node for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Proxy)]
-    behind = reached(made, lambda node: node.all_input_nodes if is_tensor(node) else ())
+    behind = reached(made, lambda node: () if _asks_size(node) else node.all_input_nodes)
     buffers = {name for name, _ in root.named_buffers()}
     return not any(
         node.op in ("placeholder", "call_module")
         or draws_by_itself(node)
         or (node.op == "get_attr" and not _is_constant(node) and node.target not in buffers)
         for node in behind
-        if is_tensor(node)
     )
+
+
+def _asks_size(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for its shape, type or device."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim", "numel")
+    return node.target is getattr and node.args[1] in ("shape", "dtype", "device", "ndim")
 
 
 def _is_of_step(node: fx.Node, of_step: dict[fx.Node, bool]) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
-from spindle_cli.analysis.tracing.behaviour import behaviour_of, is_filled
+from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.parts import (
     Cut,
@@ -45,8 +45,6 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.introspection import Reads, fields_of
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 
-# How the attributes of a task's module begin that hold its regions; they are none of its parts.
-NAME = "spindle_region_"
 _CALL = "__spindle_region__"
 _ASKING = ("grad", "backward")  # by which names code asks for gradients
 
@@ -560,7 +558,7 @@ class HeldRegions:
     def add(self, region: Region) -> str:
         """Add a region and return its name."""
         digest = hashlib.sha256(behaviour_of(region).encode()).hexdigest()[:12]
-        name = f"{NAME}{digest}_{len(self.names)}"
+        name = f"{REGION}{digest}_{len(self.names)}"
         self.names.append(name)
         self._held[name] = region
         self.hold()

@@ -141,15 +141,7 @@ def _traced(
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)
-            refuse_earlier(
-                task,
-                graph,
-                left,
-                tracer.scratch,
-                observer.attributes,
-                lambda: trace()[2],
-                lambda node: tracer.is_tensor(tracer.proxy(node)),
-            )
+            refuse_earlier(task, graph, left, tracer.scratch, observer.attributes, lambda: trace()[2])
             refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
         observer.is_tracing = False

@@ -51,6 +51,7 @@ from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.precision import l1_loss_weight
 from spindle_cli.workload.arguments import call_forward
+from spindle_cli.workload.building.contents import last_name
 from spindle_cli.workload.graph import DECLARE, root_of
 from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.one_process import is_of_distributed, refuse_call
@@ -246,11 +247,19 @@ class OperatorTracer(fx.Tracer):
         plain = [leaf for leaf in leaves_of(outputs) if leaf is not None and not self._is_traced_tensor(leaf)]
         if plain:
             raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
-        left = self._observer.left.get(self._observer.kinds.behaviour(region))
-        leaves_something = left is not None and bool(left.changed or left.kept)
-        if leaves_something and not any(map(self._is_traced_tensor, leaves_of(outputs))):
+        if not any(map(self._is_traced_tensor, leaves_of(outputs))) and self._is_read_behind(region):
             raise UnfitError.here("it gives nothing, and changes what is read behind it", ends=True)
         return outputs
+
+    def _is_read_behind(self, region: Region) -> bool:
+        """Whether a region changes buffers, or leaves attributes that the rest of its function names. (Moved
+        parameters may be declared, which is said where others use them.)
+        """
+        left = self._observer.left.get(self._observer.kinds.behaviour(region))
+        if left is None or not {name for name, _ in region.named_parameters()}.isdisjoint(left.changed):
+            return False
+        names = map(last_name, (*left.kept, *left.left))
+        return bool(left.changed) or not region.names_around().isdisjoint(names)
 
     def _is_traced_tensor(self, value: Any) -> bool:
         return isinstance(value, fx.Proxy) and self.is_tensor(value)
