@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import is_fake
-from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.outside import OutsideReads
@@ -98,7 +97,7 @@ def refuse_earlier(
         return
     after = Memories.of(task.module)
     # Before another trace is given values of this one.
-    tables = [_is_table(value, task.module) for value, _ in scratch.kept_values]
+    tables = [_is_table(value, old, task.module) for value, old, _ in scratch.kept_values]
     with _there_once_more(task.module, leftovers):
         memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
@@ -119,7 +118,7 @@ def refuse_earlier(
         names += [leftover.name for leftover in kept]
         refused = _refusal(task, names, operators, read)
         if tables and all(tables) and not left:
-            raise ReadsValuesError.at(refused, frames=scratch.kept_values[0][1])
+            raise ReadsValuesError.at(refused, frames=scratch.kept_values[0][2])
         raise refused
 
 
@@ -337,10 +336,13 @@ def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
     return repr(fx.node.map_arg(arguments, as_text))
 
 
-def _is_table(value: object, root: nn.Module) -> bool:
-    """Whether what forward keeps is made of sizes, numbers and buffers alone, so that it may be made anew."""
-    made = [leaf.node for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Proxy)]
-    behind = reached(made, lambda node: () if _asks_size(node) else node.all_input_nodes)
+def _is_table(value: object, old: object, root: nn.Module) -> bool:
+    """Whether what forward keeps in the place of `old` is a tensor made of sizes, numbers and buffers alone,
+    so that it may be made anew; one that no trace has may go on from the old one.
+    """
+    if not isinstance(value, fx.Proxy):
+        return isinstance(value, Tensor) and old is None
+    behind = reached([value.node], lambda node: () if _asks_size(node) else node.all_input_nodes)
     buffers = {name for name, _ in root.named_buffers()}
     return not any(
         node.op in ("placeholder", "call_module")

@@ -69,9 +69,8 @@ class Scratch:
         self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
         self.kept: list[Leftover] = []  # what attributes were set to that were there before
-        self.kept_values: list[
-            tuple[object, tuple[Frame, ...]]
-        ] = []  # what these are, and where they were set
+        # What these are, what was there before, and where they were set.
+        self.kept_values: list[tuple[object, object, tuple[Frame, ...]]] = []
 
     def takes(self, module: nn.Module, name: str) -> bool:
         """Whether a traced value, or a list or the like, may be assigned: the module has had no such
@@ -92,7 +91,7 @@ class Scratch:
         """Note that forward keeps a tensor in an attribute."""
         self.kept.append(Leftover.of_attribute(module, name, value))
         if not name.startswith(CONSTANT):  # of torch.fx's own
-            self.kept_values.append((value, frames_of_caller()))
+            self.kept_values.append((value, module.__dict__.get(name), frames_of_caller()))
 
     def keeps(self, module: nn.Module, name: str, value: object) -> bool:
         """Whether a traced value, or a list or the like, may be in the place of another, for the next forward
