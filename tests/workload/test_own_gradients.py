@@ -1,4 +1,4 @@
-"""A torch.autograd.Function keeps its backward inside of an operator, and is refused between operators."""
+"""A torch.autograd.Function keeps its backward, inside of an operator and between operators."""
 
 from __future__ import annotations
 
@@ -49,9 +49,16 @@ def workload(*operators: type[nn.Module]) -> Workload:
     return Workload("w", [Task("t", Adversary(Reverse()), 4, Items(x=(4, WIDTH)))], operators)
 
 
-def test_between_operators_it_is_refused_with_its_name_and_place() -> None:
+class Hidden(Adversary):
+    """Statements that nobody can take apart."""
+
+    forward = lambda self, x: Reversed.apply(self.block(x)).mean()  # noqa: E731
+
+
+def test_where_its_statements_cannot_be_taken_apart_it_is_refused_with_its_name_and_place() -> None:
+    made = Workload("w", [Task("t", Hidden(Reverse()), 4, Items(x=(4, WIDTH)))], (Block,))
     with pytest.raises(WorkloadError, match=r"test_own_gradients\.py:\d+: task 't': forward calls Reversed"):
-        analysed(workload(Block))
+        analysed(made)
 
 
 class Checkpointed(nn.Module):
@@ -79,15 +86,17 @@ def test_the_way_out_for_layers_that_are_recomputed_between_operators_is_taken()
 
 
 def test_after_a_refusal_functions_are_called_as_before() -> None:
+    task = Task("t", Checkpointed(is_reentrant=True), 4, Items(x=(4, WIDTH)))
     with pytest.raises(WorkloadError):
-        analysed(workload(Block))
+        analysed(Workload("w", [task], (Block,)))
     x = torch.ones(3, requires_grad=True)
     Reverse()(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [-1.0, -1.0, -1.0]
 
 
-def test_inside_of_an_operator_it_keeps_its_backward() -> None:
-    made = workload(Block, Reverse)
+@pytest.mark.parametrize("operators", [(Block, Reverse), (Block,)], ids=["inside", "between"])
+def test_it_keeps_its_backward(operators: tuple[type[nn.Module], ...]) -> None:
+    made = workload(*operators)
     task = analysed(made).tasks["t"]
     x = torch.randn(4, 4, WIDTH)
     known = {"x": x}

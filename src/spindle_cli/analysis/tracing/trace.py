@@ -52,6 +52,7 @@ from spindle_cli.workload.graph import made_of as nodes_behind
 from spindle_cli.workload.introspection import Reads
 from spindle_cli.workload.one_process import collective_of_error, is_of_distributed, refuse_call
 from spindle_cli.workload.refuse import (
+    frames_of_caller,
     frames_of_error,
     place_of_caller,
     place_of_error,
@@ -350,14 +351,15 @@ def _own_gradients_refused(task: str) -> Iterator[None]:
         if proxies and cls is _SAVES_INPUTS:
             return torch.empty(0)  # without a graph, which torch takes for: nothing to recompute
         if proxies:
-            hint = _CHECKPOINT if issubclass(cls, CheckpointFunction) else IN_OPERATOR
-            raise refusal(
+            is_checkpoint = issubclass(cls, CheckpointFunction)
+            refused = refusal(
                 task,
                 f"forward calls {cls.__name__}, a torch.autograd.Function with a backward of its own, "
                 "between operators, and a trace would keep its forward alone",
                 place_of_caller(),
-                hint,
+                _CHECKPOINT if is_checkpoint else IN_OPERATOR,
             )
+            raise refused if is_checkpoint else ReadsValuesError.at(refused, frames=frames_of_caller())
         return original.__get__(None, cls)(*args, **kwargs)
 
     try:
