@@ -35,7 +35,8 @@ DECLARE = (
     "Declare it in the workload instead, to be done by whoever holds the parameters: "
     "follows=[Follows(teacher, student, decay)] for a moving average, with a function of the step for a "
     "decay that changes, and 'before_forward' where forward begins with it; constraints=[Constraint("
-    "parameter, clamp=(low, high))] for bounds, with unit_norm=dim for vectors of length 1."
+    "parameter, clamp=(low, high))] for bounds, with unit_norm=dim for vectors of length 1, behind every "
+    "update (where forward begins with it, let the model be built within them)."
 )
 
 
