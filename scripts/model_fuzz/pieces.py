@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 TOKENS, WIDTH, HEADS = 4, 8, 2
+# What decides by a mean is not to be decided by rounding: behind a layer norm the mean is 0 but for that.
+_POSITIVE = 0.01
 Step = Callable[["Piece", Tensor], Tensor]
 
 
@@ -95,7 +97,7 @@ def _backwards(self: Piece, x: Tensor) -> Tensor:
 
 
 def _by_a_value(self: Piece, x: Tensor) -> Tensor:
-    if x.mean() > 0:
+    if x.mean() > _POSITIVE:
         x = x - x.mean(0)
     return self.layer(x)
 
@@ -112,7 +114,7 @@ def _by_numpy(self: Piece, x: Tensor) -> Tensor:
 
 
 def _rows_of_a_mask(self: Piece, x: Tensor) -> Tensor:
-    chosen = (x.mean((1, 2)) > 0).nonzero().squeeze(1)
+    chosen = (x.mean((1, 2)) > _POSITIVE).nonzero().squeeze(1)
     return x.index_add(0, chosen, self.layer(x[chosen]))
 
 
@@ -122,7 +124,7 @@ def _two_views(self: Piece, x: Tensor) -> Tensor:
 
 
 def _packed(self: Piece, x: Tensor) -> Tensor:
-    lengths = (x.detach().mean((1, 2)) > 0).long() + TOKENS - 1
+    lengths = (x.detach().mean((1, 2)) > _POSITIVE).long() + TOKENS - 1
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     return x + pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=TOKENS)[0]
 
