@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -407,20 +407,24 @@ class OperatorTracer(fx.Tracer):
             )
         if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
             raise UnfitError.here("it computes with a layer that is no part of the model")
-        changed = [given[place] for place in region.changed_places()]
+        self._require_changes_fit([given[place] for place in region.changed_places()])
+        if region.asks_gradients() and self._are_connected(region, given):
+            raise UnfitError.here("it asks for gradients of what was computed before it", starts=True)
+
+    def _require_changes_fit(self, changed: Sequence[Any]) -> None:
+        """Refuse a region that changes values in place which it shares with others; raises as
+        `_require_fits` does.
+        """
         if any(map(self.known.shares_memory, changed)):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
         if any(value.node.op == "get_attr" for value in changed):
             raise UnfitError.here("it changes in place what a module holds", starts=True)
-        if region.asks_gradients() and self._are_connected(region, given):
-            raise UnfitError.here("it asks for gradients of what was computed before it", starts=True)
 
     def _are_connected(self, region: Region, given: Sequence[Any]) -> bool:
         """Whether one of the values that a region is given is made of another of them, of a parameter that
         the region has, or of what forward has said to take a gradient, by what comes before it: a gradient
         asked for inside would not come through that.
         """
-        held_ids = {id(parameter) for parameter in region.parameters() if parameter.requires_grad}
         if not self.leaves_of_gradients.isdisjoint(nodes_behind(value.node for value in given)):
             return True
         nodes = dict.fromkeys(value.node for value in given if self.known.takes_gradient(value))
@@ -429,9 +433,14 @@ class OperatorTracer(fx.Tracer):
             behind = nodes_behind([node])
             if any(calls[second] in behind for second in nodes if second is not node):
                 return True
-            if any(id(parameter) in held_ids for source in behind for parameter in self._parameters(source)):
+            if self._have_trained_parameters_of(region, behind):
                 return True
         return False
+
+    def _have_trained_parameters_of(self, region: Region, nodes: Iterable[fx.Node]) -> bool:
+        """Whether some nodes have a trained parameter that a region has, too."""
+        held_ids = {id(parameter) for parameter in region.parameters() if parameter.requires_grad}
+        return any(id(parameter) in held_ids for node in nodes for parameter in self._parameters(node))
 
     def _parameters(self, node: fx.Node) -> Iterator[nn.Parameter]:
         """The parameters that a node's module has, or the one that it is."""

@@ -184,35 +184,44 @@ def stretch_end(tables: Tables, work: Work, at: int, end: int) -> int:
 
 @compiled
 def _spread_fragments(tables: Tables, schedule: Schedule, work: Work) -> None:
-    """Set which devices hold each fragment of the first block of every stretch; degrees of tensor parallelism
-    divide each other.
-    """
-    masks, group_masks = work.fragment_masks, work.group_masks
+    """Set which devices hold each fragment of the first block of every stretch."""
     for block in range(len(work.uses)):
         use = work.uses[block]
         if work.begins[block]:
-            masks[use.fragment_from : use.fragment_from + use.parts, :] = 0
+            work.fragment_masks[use.fragment_from : use.fragment_from + use.parts, :] = 0
     for number in range(len(schedule.slices)):
-        slice_ = schedule.slices[number]
-        if slice_.metaop < 0:
-            continue
-        tp = tables.options[slice_.option].tp
-        for group in range(tp if tp > 1 else 0):
-            group_masks[group, :] = 0
-            for place in range(group, tables.options[slice_.option].devices, tp):
-                device = schedule.devices[number, place]
-                group_masks[group, device >> 6] |= 1 << (device & 63)
-        at, end = used_range(tables, slice_)
-        while at < end:
-            block = tables.used[at].block
-            at = stretch_end(tables, work, at, end)
-            use = work.uses[block]
-            groups = tp if use.parts > 1 else 1
-            fragments = use.parts // groups
-            for part in range(use.parts):
-                held = group_masks[part // fragments] if groups > 1 else work.masks[number]
-                for word in range(masks.shape[1]):
-                    masks[use.fragment_from + part, word] |= held[word]
+        if schedule.slices[number].metaop >= 0:
+            _set_groups(tables, schedule, work, number)
+            _spread_over(tables, schedule, work, number)
+
+
+@compiled
+def _set_groups(tables: Tables, schedule: Schedule, work: Work, number: int) -> None:
+    """Set which devices of a slice hold the same fragments, where tensor parallelism splits blocks."""
+    masks, option = work.group_masks, tables.options[schedule.slices[number].option]
+    for group in range(option.tp if option.tp > 1 else 0):
+        masks[group, :] = 0
+        for place in range(group, option.devices, option.tp):
+            device = schedule.devices[number, place]
+            masks[group, device >> 6] |= 1 << (device & 63)
+
+
+@compiled
+def _spread_over(tables: Tables, schedule: Schedule, work: Work, number: int) -> None:
+    """Have the devices of a slice hold fragments of what its ops use; degrees of tensor parallelism divide
+    each other.
+    """
+    slice_, masks = schedule.slices[number], work.fragment_masks
+    at, end = used_range(tables, slice_)
+    while at < end:
+        use = work.uses[tables.used[at].block]
+        at = stretch_end(tables, work, at, end)
+        groups = tables.options[slice_.option].tp if use.parts > 1 else 1
+        fragments = use.parts // groups
+        for part in range(use.parts):
+            held = work.group_masks[part // fragments] if groups > 1 else work.masks[number]
+            for word in range(masks.shape[1]):
+                masks[use.fragment_from + part, word] |= held[word]
 
 
 @compiled

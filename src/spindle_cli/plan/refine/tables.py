@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 from math import gcd, inf
 from typing import Any, NamedTuple
 
@@ -87,8 +87,8 @@ OP_BYTES = np.dtype(
 # Of an op: where the blocks of its parameters begin, and bytes of a batch's fields.
 OP = np.dtype([("block_from", _INT), ("field_bytes", _FLOAT)])
 # A block of parameters that an op uses: bytes as this op has them, trained ones and all, and of the
-# optimizer's state; and where a run of them ends in `used`, in which a MetaOp uses one block after the other,
-# and as much of each.
+# optimizer's state; and where a run of them ends in `used`, in which ops use one block after the other and as
+# much of each.
 USED = np.dtype(
     [
         *((name, _INT) for name in ("block", "run_end")),
@@ -516,46 +516,32 @@ def _parameters(problem: Problem) -> tuple[Records, Records, Records]:
                 of_blocks[number].add(num_bytes)
                 of_ops[-1].append((number, *num_bytes))
     ops = np.array(list(zip(_begins(map(len, of_ops)), [*fields, 0.0], strict=True)), OP)
-    rows = [row for op_rows in of_ops for row in op_rows]
+    rows = list(chain.from_iterable(of_ops))
     users = Counter(number for number, *_ in rows)
     # Where ops have more or less of the same parameters, most is summed.
     blocks = [
         (*max(amounts), block[2], len(amounts) == 1, users[number])
         for number, (block, amounts) in enumerate(zip(number_of, of_blocks, strict=True))
     ]
-    is_split = [block[2] for block in number_of]
-    ends = _ends_of_runs(rows, is_split, {int(ops[begin]["block_from"]) for begin in _first_ops(problem)})
+    ends = _ends_of_runs(rows, [block[2] for block in number_of])
     used = np.array([(row[0], end, *row[1:]) for row, end in zip(rows, ends, strict=True)], USED)
     return ops, used, np.array(blocks, BLOCK)
 
 
-def _first_ops(problem: Problem) -> list[int]:
-    """Return the number of the first op of each MetaOp."""
-    return _begins(metaop.num_ops for metaop in problem.profile.metaops)[:-1]
-
-
-def _ends_of_runs(
-    rows: Sequence[tuple[int, float, float, float]], is_split: Sequence[bool], begins: Collection[int]
-) -> list[int]:
+def _ends_of_runs(rows: Sequence[tuple[int, float, float, float]], is_split: Sequence[bool]) -> list[int]:
     """Return where the run of each row ends: blocks one after the other, all split or none, and as many bytes
     of each.
 
     Args:
         rows: number and bytes of the blocks that ops use in turn.
         is_split: of each block, whether tensor parallelism splits it.
-        begins: rows at which a run begins anyway, as another MetaOp does.
     """
-    ends: list[int] = []
-    end = len(rows)
-    for at in range(len(rows) - 1, -1, -1):
-        ends.append(end)
-        before, row = rows[at - 1], rows[at]
-        goes_on = (
-            row[0] == before[0] + 1 and row[1:] == before[1:] and is_split[row[0]] == is_split[before[0]]
-        )
-        if at in begins or not goes_on:
-            end = at
-    return ends[::-1]
+    ends = [len(rows)] * len(rows)
+    for at in range(len(rows) - 2, -1, -1):
+        (block, *num_bytes), (following, *following_bytes) = rows[at], rows[at + 1]
+        goes_on = following == block + 1 and is_split[following] == is_split[block]
+        ends[at] = ends[at + 1] if goes_on and following_bytes == num_bytes else at + 1
+    return ends
 
 
 def _kinds_of_nodes(cluster: Cluster) -> list[int]:
