@@ -36,7 +36,7 @@ from spindle_cli.plan.refine.search import Search, refined
 from spindle_cli.plan.refine.tables import MOST_KINDS
 from spindle_cli.plan.search.evaluate import EvaluatedCandidate, measure_as_they_are
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import GIB
 
@@ -425,3 +425,33 @@ def test_moves_that_gain_are_drawn_more_and_all_go_on_being_drawn() -> None:
     half[:2] += sum(OFTEN) / 2 * np.array([0.75, 0.25])
     assert work.often / SCALE == pytest.approx(half, abs=1 / SCALE)
     assert (work.gained[0], work.spent[0]) == (3.0, 100.0)
+
+
+@pytest.mark.parametrize(("tp", "within"), [(1, 1e-3), (2, 0.2)])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_layers_that_tasks_share_in_part_are_estimated_as_the_account_has_them(
+    tp: int, within: float, is_sharded: bool
+) -> None:
+    """One task trains layers, the fourth of which has more parameters; another has them frozen. Each cuts
+    them elsewhere, so that some lie on all four devices and some on two, of which not all train them. With
+    tensor parallelism it is estimated less exactly.
+    """
+    layers = {"parameters": "net", "param_bytes_per_op": GIB // 8, "extra_param_bytes": {3: GIB // 4}}
+    curve = (
+        CurvePoint(num_devices=2, dp=2 // tp, tp=tp, forward_s=0.004, backward_s=0.006, source="measured"),
+    )
+    trained = metaop_of("a/net", 8, {2: 0.01}, **layers).model_copy(update={"curve": curve})
+    frozen = metaop_of("b/net", 8, {2: 0.01}, trainable_fraction=0.0, **layers).model_copy(
+        update={"curve": curve}
+    )
+    problem = problem_of(gpus(4), trained, frozen, optimizer_state_sharded=is_sharded)
+    begun = evaluated(
+        problem,
+        [
+            slice_of(trained, (0, 2), (0, 1), 0.0, tp=tp),
+            slice_of(trained, (2, 8), (2, 3), 0.02, tp=tp),
+            slice_of(frozen, (0, 5), (0, 1), 0.1, tp=tp),
+            slice_of(frozen, (5, 8), (2, 3), 0.2, tp=tp),
+        ],
+    )
+    assert estimated(problem, begun)[1] == pytest.approx([1.0] * 4, rel=within)
