@@ -432,16 +432,15 @@ def test_moves_that_gain_are_drawn_more_and_all_go_on_being_drawn() -> None:
 def test_layers_that_tasks_share_in_part_are_estimated_as_the_account_has_them(
     tp: int, within: float, is_sharded: bool
 ) -> None:
-    """One task trains layers, the fourth of which has more parameters; another has them frozen. Each cuts
-    them elsewhere, so that some lie on all four devices and some on two, of which not all train them. With
-    tensor parallelism it is estimated less exactly.
+    """One task trains layers, the fourth of which has more parameters; another has the first five frozen, all
+    on devices that train two of them. With tensor parallelism it is estimated less exactly.
     """
     layers = {"parameters": "net", "param_bytes_per_op": GIB // 8, "extra_param_bytes": {3: GIB // 4}}
     curve = (
         CurvePoint(num_devices=2, dp=2 // tp, tp=tp, forward_s=0.004, backward_s=0.006, source="measured"),
     )
     trained = metaop_of("a/net", 8, {2: 0.01}, **layers).model_copy(update={"curve": curve})
-    frozen = metaop_of("b/net", 8, {2: 0.01}, trainable_fraction=0.0, **layers).model_copy(
+    frozen = metaop_of("b/net", 5, {2: 0.01}, trainable_fraction=0.0, **layers).model_copy(
         update={"curve": curve}
     )
     problem = problem_of(gpus(4), trained, frozen, optimizer_state_sharded=is_sharded)
@@ -451,7 +450,6 @@ def test_layers_that_tasks_share_in_part_are_estimated_as_the_account_has_them(
             slice_of(trained, (0, 2), (0, 1), 0.0, tp=tp),
             slice_of(trained, (2, 8), (2, 3), 0.02, tp=tp),
             slice_of(frozen, (0, 5), (0, 1), 0.1, tp=tp),
-            slice_of(frozen, (5, 8), (2, 3), 0.2, tp=tp),
         ],
     )
     assert estimated(problem, begun)[1] == pytest.approx([1.0] * 4, rel=within)
