@@ -435,7 +435,8 @@ def test_layers_that_tasks_share_in_part_are_estimated_as_the_account_has_them(
     """One task trains layers, the fourth of which has more parameters; another has the first five frozen, all
     on devices that train two of them. With tensor parallelism it is estimated less exactly.
     """
-    layers = {"parameters": "net", "param_bytes_per_op": GIB // 8, "extra_param_bytes": {3: GIB // 4}}
+    layers: dict[str, Any] = {"parameters": "net", "param_bytes_per_op": GIB // 8}
+    layers |= {"extra_param_bytes": {3: GIB // 4}, "split_extra_param_bytes": {3: GIB // 4}}
     curve = (
         CurvePoint(num_devices=2, dp=2 // tp, tp=tp, forward_s=0.004, backward_s=0.006, source="measured"),
     )
