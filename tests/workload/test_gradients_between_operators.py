@@ -4,11 +4,13 @@ in them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad as gradients
 
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
@@ -25,7 +27,7 @@ BATCH = 6
 class Net(nn.Module):
     def __init__(self, run: Callable[[Net, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.run = run
+        self.run, self.ask = run, torch.autograd.grad
         self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
         self.a, self.b, self.c = Block(), Block(), Block()
 
@@ -108,6 +110,41 @@ def of_weights_used_before(self: Net, x: Tensor, y: Tensor) -> Tensor:
     return loss + slope.square().sum()
 
 
+def by_another_name(self: Net, x: Tensor, y: Tensor) -> Tensor:
+    """The same, of a weight used before, by a name of the user's own."""
+    h = self.a(self.first(x))
+    loss = (h @ self.first.weight - y).square().mean()
+    (slope,) = gradients(loss, self.first.weight, create_graph=True)
+    return loss + slope.square().sum()
+
+
+with_a_graph = functools.partial(torch.autograd.grad, create_graph=True)
+
+
+def by_two_ways_and_a_partial(self: Net, x: Tensor, y: Tensor) -> Tensor:
+    h = self.a(x)
+    past = h.square().sum(1, keepdim=True)
+    (slope,) = with_a_graph((self.head(self.b(h)) * past).sum(), h, allow_unused=True)
+    return (slope * y).square().mean() + past.mean()
+
+
+def by_an_attribute(self: Net, x: Tensor, y: Tensor) -> Tensor:
+    h = self.a(x)
+    past = h.square().sum(1, keepdim=True)
+    (slope,) = self.ask((self.head(self.b(h)) * past).sum(), h, create_graph=True)
+    return (slope * y).square().mean() + past.mean()
+
+
+def where_samples_ask_for_it(self: Net, x: Tensor, y: Tensor) -> Tensor:
+    """No sample that it is traced with does."""
+    h = self.a(self.first(x))
+    loss = (h @ self.first.weight - y).square().mean()
+    if loss > 1e6:
+        (slope,) = gradients(loss, self.first.weight, create_graph=True)
+        loss = loss + slope.square().sum()
+    return loss
+
+
 # With the operators that are not run inside of the statements.
 WAYS: dict[Callable[[Net, Tensor, Tensor], Tensor], list[str]] = {
     physics: ["c"],
@@ -119,6 +156,9 @@ WAYS: dict[Callable[[Net, Tensor, Tensor], Tensor], list[str]] = {
     balanced: ["a", "b"],
     by_two_ways: ["a"],
     of_weights_used_before: [],
+    by_another_name: [],
+    by_two_ways_and_a_partial: ["a"],
+    by_an_attribute: ["a"],
 }
 
 
@@ -143,6 +183,12 @@ def test_they_are_those_of_plain_pytorch(run: Callable[[Net, Tensor, Tensor], Te
     assert all(parameter.grad is None for parameter in parameters.values())
     expected, gradients = gradients_of(plain, parameters), gradients_of(loss, parameters)
     torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_what_samples_may_ask_for_is_taken_to_be_asked() -> None:
+    """A branch that was not taken may be, so that the weight's other use must not lie before it."""
+    task = Task("t", Net(where_samples_ask_for_it), BATCH, Items(x=(WIDTH,), y=(WIDTH,)))
+    assert [op.target for op in graph_of(task).ops] == [None]
 
 
 def test_where_the_statements_cannot_be_taken_apart_it_is_refused() -> None:

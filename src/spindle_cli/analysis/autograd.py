@@ -122,6 +122,9 @@ def saved_behind(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         waiting.extend(following for following, _ in node.next_functions)
 
 
+ASKS_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+
+
 @dataclass
 class Asking(TorchFunctionMode):
     """Notes whether gradients are asked for inside, and whether tensors get hooks."""
@@ -139,9 +142,6 @@ class Asking(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.asks = self.asks or func in _ASK
+        self.asks = self.asks or func in ASKS_GRADIENTS
         self.hooks = self.hooks or func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
-
-
-_ASK = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)

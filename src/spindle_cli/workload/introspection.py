@@ -274,6 +274,10 @@ class Reads:
         while self._pending:
             self._follow(self._pending.pop())
 
+    def comes_to(self, value: Any) -> bool:
+        """Whether code has a value by any name, or something that hands its calls on to it."""
+        return id(value) in self._seen
+
     def place_of(self, name: str) -> str | None:
         """'file:line' where code names something."""
         for code in self.codes:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.analysis.autograd import ASKS_GRADIENTS
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
@@ -362,8 +363,10 @@ class Region(nn.Module):
         """The names and attributes that the rest of the function uses."""
         return self._around
 
-    def asks_gradients(self) -> bool:
-        """Whether its code may ask for gradients itself (torch.autograd.grad, Tensor.backward)."""
+    def names_gradients(self) -> bool:
+        """Whether its code names what asks for gradients (torch.autograd.grad, Tensor.backward, or either by
+        another name), also where it does not come to it on the samples that it is traced with.
+        """
         reads = Reads()
         for module in self.modules():
             reads.of_class(type(module))
@@ -373,8 +376,7 @@ class Region(nn.Module):
             reads.of_module(module)
         reads.of_function(self._run)
         reads.finish()
-        names = {name for code in reads.codes for name in code.co_names}
-        return not names.isdisjoint(_ASKING)
+        return not reads.names.isdisjoint(_ASKING) or any(map(reads.comes_to, ASKS_GRADIENTS))
 
     def tensors(self) -> list[Tensor]:
         """The tensors that the region may use, but for traced ones."""

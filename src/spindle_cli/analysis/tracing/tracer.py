@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.analysis.autocast import AutocastSeen
+from spindle_cli.analysis.autograd import Asking
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.analysis.tracing.earlier import (
     GIVE_AS_ARGUMENT,
@@ -238,12 +239,16 @@ class OperatorTracer(fx.Tracer):
             return region(*given)
         self._require_fits(region, given)
         target = self.regions.add(region)
+        asking = Asking(asks=region.names_gradients())
         try:
             name = f"region_{len(self.regions.names)}"
             made = super().create_proxy("call_module", target, tuple(given), {}, name)
-            outputs = self.known.unpacked(made)
+            with asking:
+                outputs = self.known.unpacked(made)
         except WorkloadError as error:
-            raise UnfitError.here(str(error), starts=True, ends=not region.asks_gradients()) from error
+            raise UnfitError.here(str(error), starts=True, ends=not asking.asks) from error
+        if asking.asks and self._are_connected(region, given):
+            raise UnfitError.here("it asks for gradients of what was computed before it", starts=True)
         plain = [leaf for leaf in leaves_of(outputs) if leaf is not None and not self._is_traced_tensor(leaf)]
         if plain:
             raise UnfitError.here(f"it gives {plain[0]!r}, which is no tensor", ends=True)
@@ -407,14 +412,7 @@ class OperatorTracer(fx.Tracer):
             )
         if any(tensor.is_meta and id(tensor) not in held_ids for tensor in tensors):
             raise UnfitError.here("it computes with a layer that is no part of the model")
-        self._require_changes_fit([given[place] for place in region.changed_places()])
-        if region.asks_gradients() and self._are_connected(region, given):
-            raise UnfitError.here("it asks for gradients of what was computed before it", starts=True)
-
-    def _require_changes_fit(self, changed: Sequence[Any]) -> None:
-        """Refuse a region that changes values in place which it shares with others; raises as
-        `_require_fits` does.
-        """
+        changed = [given[place] for place in region.changed_places()]
         if any(map(self.known.shares_memory, changed)):
             raise UnfitError.here("it changes in place what lies in the memory of others", starts=True)
         if any(value.node.op == "get_attr" for value in changed):
