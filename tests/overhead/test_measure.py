@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -40,17 +40,40 @@ def test_a_step_and_a_slice_take_time_beside_plain_pytorch() -> None:
     assert 0.0 <= overhead.pass_s < overhead.step_s
 
 
-@pytest.mark.processes
-def test_what_layers_of_their_own_slices_take_longer_is_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other layer of the toy that has a slice for each multiplies matrices, too: 0.25 GFLOP."""
-    times = torch.eye(500)
-
-    def slow(layer: toy.OtherLayer, x: Tensor) -> Tensor:
-        return toy.Layer.forward(layer, x) + (times @ times).mean()
-
-    monkeypatch.setattr(toy.OtherLayer, "forward", slow)
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a test needs whose toys take so long that noise is nothing beside."""
+    monkeypatch.setattr(measure, "_WARM_UP_STEPS", 2)
+    monkeypatch.setattr(measure, "_STEPS", 10)
     monkeypatch.setattr(measure, "may_fork", lambda: True)
-    assert measure_overhead(2, 1).pass_s > 1e-3
+
+
+def computing(forward: Callable[..., Tensor], seconds: float) -> Callable[..., Tensor]:
+    """A forward that keeps a processor busy for some seconds before."""
+
+    def slow(layer: toy.Layer, x: Tensor) -> Tensor:
+        end_s = time.process_time() + seconds
+        while time.process_time() < end_s:
+            pass
+        return forward(layer, x)
+
+    return slow
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("few_steps")
+def test_what_layers_of_their_own_slices_take_longer_is_the_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other of the eight layers that have a slice each takes 5 ms more: 20 ms, of seven more slices."""
+    monkeypatch.setattr(toy.OtherLayer, "forward", computing(toy.Layer.forward, 0.005))
+    assert measure_overhead(2, 1).pass_s > 0.9 * 0.020 / 7
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("few_steps")
+def test_what_layers_take_in_plain_pytorch_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the eight layers takes 5 ms more in both."""
+    monkeypatch.setattr(toy.Layer, "forward", computing(toy.Layer.forward, 0.005))
+    assert measure_overhead(2, 1).step_s < 0.040
 
 
 @pytest.mark.processes

@@ -205,6 +205,22 @@ class Counting(Keeping):
         return made(x.shape[1]) * self.cached
 
 
+class GoingOn(Keeping):
+    """Each forward makes its numbers of those of the one before."""
+
+    def table(self, x: Tensor) -> Tensor:
+        self.made = torch.ones(WIDTH) if self.made is None else self.made + 1.0
+        return self.made
+
+
+class EveryOther(Keeping):
+    """Every other forward forgets it."""
+
+    def table(self, x: Tensor) -> Tensor:
+        self.made = torch.ones(WIDTH) if self.made is None else None
+        return x.new_ones(WIDTH) if self.made is None else self.made + 1.0
+
+
 OTHERS = (OfSamples, OfParameters, OfChance, WrittenOfSamples, OtherOnceWarm, Counting)
 
 
@@ -298,6 +314,14 @@ def test_a_table_that_forward_makes_itself_is_that_of_plain_pytorch(asks: str) -
 @pytest.mark.parametrize("cls", [OtherOnceWarm, Counting])
 def test_what_goes_on_between_operators_is_no_table(cls: type[Keeping]) -> None:
     with pytest.raises(WorkloadError, match=r"sets self\.cached of .* reads what an earlier one has"):
+        analyse(between(partial(Between, cls)))
+
+
+@pytest.mark.parametrize("cls", [GoingOn, EveryOther])
+def test_a_tensor_that_goes_on_from_forward_to_forward_is_no_table(cls: type[Keeping]) -> None:
+    with pytest.raises(
+        WorkloadError, match=r"computes .* with what an earlier forward has left in self\.made"
+    ):
         analyse(between(partial(Between, cls)))
 
 

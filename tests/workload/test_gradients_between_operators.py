@@ -185,6 +185,15 @@ def test_they_are_those_of_plain_pytorch(run: Callable[[Net, Tensor, Tensor], Te
     torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_what_others_take_too_is_not_marked_for_a_gradient() -> None:
+    """Statements that mark a tensor without one mark one of their own, over the same memory."""
+    task = Task("t", Net(of_a_field), BATCH, Items(x=(WIDTH,), y=(WIDTH,)))
+    (op,) = (graph := graph_of(task)).ops
+    batch = Batches(task, seed=1).rows(0, 0, BATCH)
+    graph.share_module(op)(*(batch[name] for name in op.fields), 1.0)
+    assert not any(field.requires_grad for field in batch.values())
+
+
 def test_what_samples_may_ask_for_is_taken_to_be_asked() -> None:
     """A branch that was not taken may be, so that the weight's other use must not lie before it."""
     task = Task("t", Net(where_samples_ask_for_it), BATCH, Items(x=(WIDTH,), y=(WIDTH,)))

@@ -28,7 +28,7 @@ from spindle_cli.analysis.tracing.proxies.counters import (
     Unknown,
     of_operator,
 )
-from spindle_cli.analysis.tracing.proxies.scratch import Scratch, SeenAttributes
+from spindle_cli.analysis.tracing.proxies.scratch import KeptValue, Scratch, SeenAttributes
 from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Memories
@@ -75,7 +75,7 @@ def refuse_earlier(
     left: Changes,
     scratch: Scratch,
     operators: SeenAttributes,
-    again: Callable[[], fx.Graph],
+    trace: Callable[[], tuple[Scratch, fx.Graph]],
 ) -> None:
     """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
     operators and their hooks have left.
@@ -83,21 +83,26 @@ def refuse_earlier(
     Args:
         left: what the first has left in objects, containers, classes and files; `scratch`: in attributes.
         operators: what they leave.
-        again: traces the next one, which finds it.
+        trace: traces the next one, which finds it.
 
     Raises:
         WorkloadError: with what is kept, and what to do.
-        ReadsValuesError: it is made of sizes and numbers alone (a table that grows), so that the statements
-            around may run as they are written: a run that goes on makes it anew.
+        ReadsValuesError: it is made of sizes and numbers alone, and the next forward leaves it as it is (a
+            table that grows), so that the statements around may run as they are written: a run that goes on
+            makes it anew.
     """
     _refuse_written(task, first, operators)
     kept = scratch.kept
+
+    def again() -> fx.Graph:
+        return trace()[1]
+
     leftovers = [*operators.leftovers, *kept]
     if not (left or leftovers or operators.noted):
         return
     after = Memories.of(task.module)
     # Before another trace is given values of this one.
-    tables = [_is_table(value, old, task.module) for value, old, _ in scratch.kept_values]
+    tables = [(kept, _as_table(kept, task.module)) for kept in scratch.kept_values]
     with _there_once_more(task.module, leftovers):
         memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
@@ -117,8 +122,8 @@ def refuse_earlier(
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
         names += [leftover.name for leftover in kept]
         refused = _refusal(task, names, operators, read)
-        if tables and all(tables) and not left:
-            raise ReadsValuesError.at(refused, frames=scratch.kept_values[0][2])
+        if tables and not left and _are_left_alone(tables, trace):
+            raise ReadsValuesError.at(refused, frames=scratch.kept_values[0].frames)
         raise refused
 
 
@@ -336,20 +341,47 @@ def _texts(arguments: Any, as_text: Callable[[fx.Node], str]) -> str:
     return repr(fx.node.map_arg(arguments, as_text))
 
 
-def _is_table(value: object, old: object, root: nn.Module) -> bool:
-    """Whether what forward keeps in the place of `old` is a tensor made of sizes, numbers and buffers alone,
-    so that it may be made anew; one that no trace has may go on from the old one.
+def _are_left_alone(
+    tables: Sequence[tuple[KeptValue, Tensor | None]], trace: Callable[[], tuple[Scratch, fx.Graph]]
+) -> bool:
+    """Whether all that forward keeps are tables, and a forward that finds them sets none: what goes on
+    from forward to forward is none.
+
+    Args:
+        tables: what is kept, as `_as_table` has it.
+        trace: traces a forward.
     """
+    with contextlib.ExitStack() as undo:
+        for kept, table in tables:
+            if table is None:
+                return False
+            undo.callback(kept.module.__dict__.__setitem__, kept.name, kept.module.__dict__.get(kept.name))
+            kept.module.__dict__[kept.name] = table
+        try:
+            scratch, _ = trace()
+        except Exception:  # of what it finds there; it may set others then
+            return False
+    return not scratch.kept_values
+
+
+def _as_table(kept: KeptValue, root: nn.Module) -> Tensor | None:
+    """Return a tensor as large as what forward keeps, if that is made of sizes, numbers and buffers alone, so
+    that it may be made anew; one that no trace has may go on from the old one.
+    """
+    value = kept.value
     if not isinstance(value, fx.Proxy):
-        return isinstance(value, Tensor) and old is None
+        return value if isinstance(value, Tensor) and kept.old is None else None
     behind = reached([value.node], lambda node: () if _asks_size(node) else node.all_input_nodes)
     buffers = {name for name, _ in root.named_buffers()}
-    return not any(
+    is_made_of_others = any(
         node.op in ("placeholder", "call_module")
         or draws_by_itself(node)
         or (node.op == "get_attr" and not _is_constant(node) and node.target not in buffers)
         for node in behind
     )
+    known = value.tracer.known  # type: ignore[attr-defined]  # a tracer of ours
+    sizes = None if is_made_of_others else known.sizes(value)
+    return None if sizes is None else torch.zeros(sizes[0], dtype=known.value(value).dtype)
 
 
 def _asks_size(node: fx.Node) -> bool:

@@ -38,6 +38,7 @@ from spindle_cli.analysis.tracing.proxies.counters import (
 from spindle_cli.analysis.tracing.proxies.functions import classes_are_known, creators_traced, draws_are_sized
 from spindle_cli.analysis.tracing.proxies.grids import grids_are_calls
 from spindle_cli.analysis.tracing.proxies.known import UnknownError, numbers_are_known
+from spindle_cli.analysis.tracing.proxies.scratch import Scratch
 from spindle_cli.analysis.tracing.regions import Region, Regions, UnfitError
 from spindle_cli.analysis.tracing.signature import check_signature, place_of_function
 from spindle_cli.analysis.tracing.tracer import IN_OPERATOR, OperatorTracer
@@ -135,6 +136,11 @@ def _traced(
         SetsPlainError: there is another one than is known.
     """
     trace = partial(_graph_of, task, workload, samples, observer, opened, regions)
+
+    def scratch_and_graph() -> tuple[Scratch, fx.Graph]:
+        tracer, _, graph = trace()
+        return tracer.scratch, graph
+
     memories, left = Memories.of(task.module), Changes()
     observer.is_tracing = True
     try:
@@ -142,7 +148,7 @@ def _traced(
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)
-            refuse_earlier(task, graph, left, tracer.scratch, observer.attributes, lambda: trace()[2])
+            refuse_earlier(task, graph, left, tracer.scratch, observer.attributes, scratch_and_graph)
             refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
         observer.is_tracing = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -46,6 +46,16 @@ class SeenAttributes:
             self.left.setdefault(type(operator.get_submodule(part)), set()).add(name)
 
 
+class KeptValue(NamedTuple):
+    """What forward has set an attribute to, what that was before, and the frames that have set it."""
+
+    module: nn.Module
+    name: str
+    value: object
+    old: object
+    frames: tuple[Frame, ...]
+
+
 class Scratch:
     """Which attributes of a task's modules are of one forward alone."""
 
@@ -69,8 +79,7 @@ class Scratch:
         self._called: set[nn.Module] = set()  # operators that forward has called, and their parts
         self._hidden: dict[tuple[nn.Module, str], Any] = {}
         self.kept: list[Leftover] = []  # what attributes were set to that were there before
-        # What these are, what was there before, and where they were set.
-        self.kept_values: list[tuple[object, object, tuple[Frame, ...]]] = []
+        self.kept_values: list[KeptValue] = []  # the same, but for what torch.fx keeps itself
 
     def takes(self, module: nn.Module, name: str) -> bool:
         """Whether a traced value, or a list or the like, may be assigned: the module has had no such
@@ -91,7 +100,8 @@ class Scratch:
         """Note that forward keeps a tensor in an attribute."""
         self.kept.append(Leftover.of_attribute(module, name, value))
         if not name.startswith(CONSTANT):  # of torch.fx's own
-            self.kept_values.append((value, module.__dict__.get(name), frames_of_caller()))
+            old = module.__dict__.get(name)
+            self.kept_values.append(KeptValue(module, name, value, old, frames_of_caller()))
 
     def keeps(self, module: nn.Module, name: str, value: object) -> bool:
         """Whether a traced value, or a list or the like, may be in the place of another, for the next forward
