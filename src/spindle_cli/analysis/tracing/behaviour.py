@@ -30,6 +30,7 @@ _MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others
 _DEPTH = 6
 # Begins the text of what is known by its place in memory alone; no text of anything else has it in it.
 _PLACE = "\x00"
+_PLACE_ESCAPED = "x00"  # as it is in a text that a text of a container has
 # How the attributes of a task's module begin that hold parts of its forward; traces leave them.
 REGION = "spindle_region_"
 _HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
@@ -41,6 +42,19 @@ def behaviour_of(module: nn.Module, *, numbered: bool = True) -> str:
     """A digest that two modules share if their forwards do the same; it begins with `memo.HERE` where it says
     so in this process alone. `numbered`: attributes that only say which layer it is count, too.
     """
+    text = _text_of(module, numbered=numbered)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return HERE + digest if _PLACE in text else digest
+
+
+def tells_by_place(module: nn.Module) -> bool:
+    """Whether a module has something, wherever, of which nothing is known but where it lies in memory, so
+    that its behaviour is another each time that it is made.
+    """
+    return _PLACE_ESCAPED in repr(_text_of(module, numbered=True))
+
+
+def _text_of(module: nn.Module, *, numbered: bool) -> str:
     parts: list[str] = []
     for name, part in module.named_modules():
         parts.append(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.training}")
@@ -54,9 +68,7 @@ def behaviour_of(module: nn.Module, *, numbered: bool = True) -> str:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")
     parts += [f"{name}:{_tensor(buffer)}" for name, buffer in module.named_buffers(remove_duplicate=False)]
-    text = "\n".join(parts)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return HERE + digest if _PLACE in text else digest
+    return "\n".join(parts)
 
 
 def name_of(target: Any) -> str:
@@ -97,10 +109,7 @@ def _callable_or_object(value: Any, depth: int) -> str:
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
         inside = [cells, value.__defaults__, value.__kwdefaults__]
-        code = value.__code__
-        digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_consts)).encode()).hexdigest()[
-            :16
-        ]
+        digest = hashlib.sha256(repr(_of_code(value.__code__)).encode()).hexdigest()[:16]
         return f"{value.__module__}.{value.__qualname__} {digest} {_text(inside, depth - 1)}"
     if isinstance(value, types.MethodType):
         return f"{_text(value.__func__, depth - 1)} of {_text(value.__self__, depth - 1)}"
@@ -112,6 +121,12 @@ def _callable_or_object(value: Any, depth: int) -> str:
     if held is None:
         return _itself(value)
     return f"{type(value).__module__}.{type(value).__qualname__} {_text(held, depth - 1)}"
+
+
+def _of_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Return what tells code from other code: not where it lies, as what compiles it anew would differ in."""
+    constants = [_of_code(held) if isinstance(held, types.CodeType) else held for held in code.co_consts]
+    return code.co_code, code.co_names, constants
 
 
 def is_filled(cell: types.CellType) -> bool:

@@ -1,7 +1,7 @@
 """What a forward finds of an earlier one between operators: in a list, an object, a class or a file.
 
-A trace would have what was there when it was made. So where a trace has left something, forward is traced
-once more, and finds it: it has to compute the same. What that has changed again goes on changing, and may
+A trace would have what was there when it was made. So forward is traced once more, and finds what a trace
+has left, wherever that is: it has to compute the same. What that has changed again goes on changing, and may
 count up to something: so it is traced a third time, where nobody may look at such numbers and lists are long.
 What is kept of sizes and numbers alone, a table of angles say, is no matter: it is made anew in every step.
 """
@@ -9,7 +9,7 @@ What is kept of sizes and numbers alone, a table of angles say, is no matter: it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,9 @@ def refuse_earlier(
     scratch: Scratch,
     operators: SeenAttributes,
     trace: Callable[[], tuple[Scratch, fx.Graph]],
+    regions: Mapping[str, nn.Module],
+    *,
+    is_never_same: bool,
 ) -> None:
     """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
     operators and their hooks have left.
@@ -84,6 +87,9 @@ def refuse_earlier(
         left: what the first has left in objects, containers, classes and files; `scratch`: in attributes.
         operators: what they leave.
         trace: traces the next one, which finds it.
+        regions: of the first, by name.
+        is_never_same: whether the next one is another anyway: it asks the world around it (`refuse_outside`),
+            or runs code with objects that are told apart by where they lie.
 
     Raises:
         WorkloadError: with what is kept, and what to do.
@@ -98,7 +104,7 @@ def refuse_earlier(
         return trace()[1]
 
     leftovers = [*operators.leftovers, *kept]
-    if not (left or leftovers or operators.noted):
+    if is_never_same and not (left or leftovers or operators.noted):
         return
     after = Memories.of(task.module)
     # Before another trace is given values of this one.
@@ -107,7 +113,7 @@ def refuse_earlier(
         memories, moved = Memories.of(task.module), Changes()
         is_same, read = _is_same(task.module, first, again), None
         memories.compare(moved)
-        _refuse_read_by_operators(task, first, moved, operators.leftovers)
+        _refuse_read_by_operators(task, first, moved, operators.leftovers, regions)
         try:
             with _replaced(task, operators.leftovers, after) as is_some:
                 is_same &= not is_some or _work(again()) == _work(first)
@@ -183,7 +189,11 @@ def _refuse_written(task: Task, graph: fx.Graph, operators: SeenAttributes) -> N
 
 
 def _refuse_read_by_operators(
-    task: Task, graph: fx.Graph, left: Changes, leftovers: Sequence[Leftover]
+    task: Task,
+    graph: fx.Graph,
+    left: Changes,
+    leftovers: Sequence[Leftover],
+    regions: Mapping[str, nn.Module],
 ) -> None:
     """Refuse a forward that moves something between operators which an operator reads: on that one's device
     it stays what it was.
@@ -206,12 +216,14 @@ def _refuse_read_by_operators(
         return
     forward = Reader([root])
     for target in dict.fromkeys(str(node.target) for node in graph.find_nodes(op="call_module")):
-        reader = Reader([root.get_submodule(target)])
+        region = regions.get(target)
+        reader = Reader([region or root.get_submodule(target)])
+        what_reads = repr(target) if region is None else "a part that runs as it is written"
         for name, place in places.items():
             if reader.reads(name, place, forward):
                 raise refusal(
                     task.name,
-                    f"forward sets {name} between operators, and {target!r} reads it, maybe on another "
+                    f"forward sets {name} between operators, and {what_reads} reads it, maybe on another "
                     "device, where it stays what it was",
                     forward.place_of(last_name(name)) or place_of_function(type(root).forward),
                     f"{GIVE_AS_ARGUMENT} A number that follows from the step is declared: "
@@ -229,7 +241,11 @@ def _refusal(
     place = place or place_of_function(type(task.module).forward)
     if not names:
         of_operators = [*operators.noted, *(leftover.name for leftover in operators.leftovers)]
-        return refusal(task.name, of_operator(last_name(of_operators[0])), place, OF_OPERATOR)
+        if of_operators:
+            return refusal(task.name, of_operator(last_name(of_operators[0])), place, OF_OPERATOR)
+        names = [
+            "something that nobody sees change (what functools.lru_cache returns, an object of a library)"
+        ]
     return refusal(
         task.name,
         f"forward computes between operators with what an earlier forward has left in {names[0]}, of which a "

@@ -7,6 +7,8 @@ would never be done again.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,15 +24,16 @@ from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.outside import place_of_chance
 from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
 from spindle_cli.analysis.reading import Reader
+from spindle_cli.analysis.tracing.behaviour import REGION
 from spindle_cli.analysis.tracing.modes import MODE
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT
 from spindle_cli.analysis.tracing.proxies.capturing import MARKS
-from spindle_cli.analysis.tracing.proxies.counters import SetsPlainError, Unknown
+from spindle_cli.analysis.tracing.proxies.counters import PLAIN, SetsPlainError, Unknown
 from spindle_cli.analysis.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.analysis.tracing.proxies.scratch import Scratch
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.contents import give_hooks, hooks_of
+from spindle_cli.workload.building.contents import MISSING, Leftover, give_hooks, hooks_of
 from spindle_cli.workload.building.memory import is_new, written_by
 from spindle_cli.workload.graph import CONSTANT, DECLARE
 from spindle_cli.workload.introspection import OF_TORCH
@@ -135,12 +138,16 @@ def nothing_is_frozen(
     draws = PythonDraws(root)
     try:
         with (
-            _attributes_kept(task, root, scratch, is_looking),
+            _attributes_kept(task, root, scratch, is_looking) as assigned,
             _memory_kept(task, root, is_looking, moves),
             _training_kept(task, root, is_looking),
             _NothingDone(task, root, is_looking, moves),
         ):
             yield
+        for module, values, _, _ in before:
+            for name in _set_past(module, values):
+                if (id(module), name) not in assigned:
+                    _check_set_past(task, root, module, name, values.get(name), scratch)
     finally:
         for module, values, buffers, hooks in before:
             constants = {key: value for key, value in module.__dict__.items() if key.startswith(CONSTANT)}
@@ -173,22 +180,24 @@ def _frozen(task: str, what: str, place: str | None, hint: str = _IN_OPERATOR) -
 @contextlib.contextmanager
 def _attributes_kept(
     task: str, root: nn.Module, scratch: Scratch, is_looking: Callable[[], bool]
-) -> Iterator[None]:
+) -> Iterator[set[tuple[int, str]]]:
     """Refuse assignments to modules' attributes, except of tensors that are kept to save work, and of traced
-    values that no other forward sees.
+    values that no other forward sees. Gives the modules' ids and the names that are assigned to.
     """
     module_class: Any = nn.Module
     original = module_class.__setattr__
     module_ids = {id(module) for module in root.modules()}
+    assigned: set[tuple[int, str]] = set()
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         if id(module) in module_ids and not is_looking():
             _check_assignment(task, module, name, value, scratch)
         original(module, name, value)
+        assigned.add((id(module), name))
 
     module_class.__setattr__ = assign
     try:
-        yield
+        yield assigned
     finally:
         module_class.__setattr__ = original
 
@@ -214,6 +223,46 @@ def _check_assignment(task: str, module: nn.Module, name: str, value: Any, scrat
     refused = _frozen(task, what, place_of_caller(), _IN_OPERATOR if was_there else _IN_INIT)
     is_size = isinstance(value, fx.Proxy) and not value.tracer.is_tensor(value)  # type: ignore[attr-defined]  # a tracer of ours
     raise _runs_as_written(refused) if was_there and (name in module._buffers or is_size) else refused
+
+
+def _set_past(module: nn.Module, before: dict[str, Any]) -> list[str]:
+    """Return the names of attributes that are others than before; assigned to or not."""
+    return [
+        name
+        for name, value in module.__dict__.items()
+        if value is not before.get(name, MISSING)
+        and name not in OF_TORCH
+        and name not in MARKS
+        and name != MODE
+        and not name.startswith((CONSTANT, REGION))
+    ]
+
+
+def _check_set_past(
+    task: str, root: nn.Module, module: nn.Module, name: str, old: Any, scratch: Scratch
+) -> None:
+    """Refuse an attribute that forward has set past `nn.Module.__setattr__` (`vars(self)["n"] += 1`, a
+    `functools.cached_property`), which the next forward would find.
+
+    Raises:
+        WorkloadError: with the place in the user's code.
+        SetsPlainError: it is a plain value, which may do where something unknown stands for it.
+    """
+    value = module.__dict__[name]
+    is_plain = isinstance(value, (*PLAIN, Unknown))
+    if isinstance(inspect.getattr_static(type(module), name, None), functools.cached_property):
+        is_table = isinstance(value, Tensor) and not isinstance(value, fx.Proxy) and value._version == 0
+        if not is_plain and not is_table:  # the next forward has to compute the same with it
+            scratch.kept.append(Leftover.of_attribute(module, name, value))
+        return
+    if is_plain and type(value) is type(old) and not isinstance(value, Unknown) and value == old:
+        return
+    if is_plain and scratch.may_be_unknown(module, name, old, value):
+        if isinstance(old, Unknown) or scratch.is_unknown(module, name):
+            return
+        raise SetsPlainError(module, name)
+    what = f"forward sets {name} of {type(module).__name__} between operators, past its attributes"
+    raise _frozen(task, what, Reader([root]).place_of(name), _IN_INIT if old is None else _IN_OPERATOR)
 
 
 def _may_set(module: nn.Module, name: str, value: Any, scratch: Scratch) -> bool:

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.autograd import ASKS_GRADIENTS
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
-from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled
+from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled, tells_by_place
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.parts import (
     Cut,
@@ -555,20 +555,22 @@ class HeldRegions:
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self.names: list[str] = []
-        self._held: dict[str, Region] = {}
+        self.held: dict[str, Region] = {}
+        self.tell_by_place = False  # whether some do (`behaviour.tells_by_place`)
 
     def add(self, region: Region) -> str:
         """Add a region and return its name."""
+        self.tell_by_place |= tells_by_place(region)
         digest = hashlib.sha256(behaviour_of(region).encode()).hexdigest()[:12]
         name = f"{REGION}{digest}_{len(self.names)}"
         self.names.append(name)
-        self._held[name] = region
+        self.held[name] = region
         self.hold()
         return name
 
     def hold(self) -> None:
         """Let the module have them, also after its attributes were put back."""
-        self._root.__dict__.update(self._held)
+        self._root.__dict__.update(self.held)
 
 
 def names_of(region: Region, root: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -148,7 +148,17 @@ def _traced(
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)
-            refuse_earlier(task, graph, left, tracer.scratch, observer.attributes, scratch_and_graph)
+            tracer.regions.hold()
+            refuse_earlier(
+                task,
+                graph,
+                left,
+                tracer.scratch,
+                observer.attributes,
+                scratch_and_graph,
+                tracer.regions.held,
+                is_never_same=bool(questions.places) or tracer.regions.tell_by_place,
+            )
             refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
         observer.is_tracing = False

@@ -460,6 +460,8 @@ class OperatorTracer(fx.Tracer):
         if self.is_leaf_module(m, self.path_of_module(m)):
             self._refuse_others_tensors(m)
             self.modes.call(m)
+        else:
+            self._refuse_backward_hooks(m)
         given = super().call_module(m, forward, args, kwargs)
         if not self.is_leaf_module(m, self.path_of_module(m)):
             return given
@@ -469,6 +471,19 @@ class OperatorTracer(fx.Tracer):
         if is_recorded(m):
             record(m, args, given)
         return given
+
+    def _refuse_backward_hooks(self, module: nn.Module) -> None:
+        """Refuse a module that is traced into and has hooks of its backward pass."""
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise refusal(
+                self._task.name,
+                f"{self.path_of_module(module)!r}, called between operators, has hooks of its backward pass "
+                "(register_full_backward_hook), which a trace would lose",
+                place_of_caller(),
+                f"List its class, {type(module).__name__}, in the workload's `operators`: it runs with them. "
+                "What a hook does to the gradient can be written, too: "
+                "c * x + (1 - c) * x.detach() has c times that of x.",
+            )
 
     def _refuse_others_tensors(self, module: nn.Module) -> None:
         """Refuse a call of a module that has other parameters or buffers than it was built with, where the
