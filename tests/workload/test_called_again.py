@@ -246,3 +246,71 @@ def test_what_runs_as_it_is_written_may_not_read_what_moves_between_operators() 
     made.tasks[0].module.rates = {"now": 0.1}
     with pytest.raises(WorkloadError, match=r"left in self\.rates|sets self\.rates between operators"):
         analysed(made)
+
+
+NOW = {"weight": 1.0}
+LOG: dict[str, float] = {}
+
+
+class Plain(nn.Module):
+    """One of two tasks over the same layers."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)).square().mean()
+
+
+class Reads(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)).square().mean() * NOW["weight"]
+
+
+class Sets(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        NOW["weight"] = 2.0
+        return self.head(self.body(x)).square().mean()
+
+
+class SetsByValue(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.head(self.body(x)).square().mean()
+        NOW["weight"] = loss.item()
+        return loss
+
+
+class Logs(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.head(self.body(x)).square().mean()
+        LOG["loss"] = loss.item()
+        return loss
+
+
+class Counts(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        LOG["calls"] = LOG.get("calls", 0) + 1
+        return self.head(self.body(x)).square().mean()
+
+
+def two_tasks(*classes: type[Plain]) -> Workload:
+    torch.manual_seed(0)
+    body = Body()
+    items = Items(x=(WIDTH,))
+    made = [Task(f"t{number}", cls(body), 6, items) for number, cls in enumerate(classes)]
+    return Workload("two", made, (Block,))
+
+
+@pytest.mark.parametrize("classes", [(Sets, Reads), (Reads, Sets), (SetsByValue, Reads)])
+def test_what_one_task_leaves_and_another_reads_is_refused(classes: tuple[type[Plain], ...]) -> None:
+    """Each device runs its own tasks, and a trace has what was there when it was made."""
+    with pytest.raises(
+        WorkloadError, match=r"sets .*NOW.* between operators, which that of task 't\d' reads"
+    ):
+        analysed(two_tasks(*classes))
+
+
+@pytest.mark.parametrize("classes", [(Logs, Logs), (Logs, Reads), (Counts, Reads), (Counts, Counts)])
+def test_what_tasks_leave_and_no_other_reads_is_no_matter(classes: tuple[type[Plain], ...]) -> None:
+    assert analysed(two_tasks(*classes)).tasks.keys() == {"t0", "t1"}

@@ -24,7 +24,7 @@ from spindle_cli.analysis.metaops.naming import component_path, short_names
 from spindle_cli.analysis.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.analysis.metaops.task import analyse_task
 from spindle_cli.analysis.outside import heard
-from spindle_cli.analysis.splitting.shared_state import refuse_shared_state
+from spindle_cli.analysis.splitting.shared_state import refuse_left_for_others, refuse_shared_state
 from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.analysis.tracing.regions import Region
 from spindle_cli.analysis.tracing.trace import PART_HINT
@@ -124,6 +124,7 @@ class _Analyst:
             constraints=constraints,
         )
         refuse_shared_state(tasks)
+        refuse_left_for_others(tasks, self.training.observer.attributes.left_between)
         if not evaluates:
             return graph
         # What training counts is not known in an evaluation either.

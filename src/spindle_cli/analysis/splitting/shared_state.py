@@ -17,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from spindle_cli.analysis.reading import Reader, place_of
 from spindle_cli.analysis.splitting.carried import SOMETHING
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.contents import last_name
 from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph
 from spindle_cli.workload.refuse import refusal
 
@@ -54,6 +55,35 @@ def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
             leavers += [(task, op, name) for name in op.left]
     if leavers:
         _refuse_readers(tasks, leavers)
+
+
+def refuse_left_for_others(
+    tasks: Mapping[str, TaskGraph], left_between: Mapping[str, Mapping[object, str]]
+) -> None:
+    """Refuse a task whose forward leaves something between operators, in an object, a class or a file, that
+    another task's reads and leaves nothing in: that one finds what was there when it was traced.
+
+    Args:
+        left_between: by task, what it leaves: places (`reading.place_of`) with their names.
+
+    Raises:
+        WorkloadError: with both tasks, and what to do.
+    """
+    readers = cache(lambda name: Reader([tasks[name].root]))
+    for leaver, places in left_between.items():
+        for place, dotted in places.items():
+            for other in tasks:
+                if place in left_between.get(other, {}) or not readers(other).reads(
+                    dotted, place, readers(leaver)
+                ):
+                    continue
+                raise refusal(
+                    leaver,
+                    f"forward sets {dotted} between operators, which that of task {other!r} reads, maybe on "
+                    "another device, where it stays what it was",
+                    readers(leaver).place_of(last_name(dotted)),
+                    f"Let one task compute both losses, with the number in a variable. {_UNREAD}",
+                )
 
 
 def _refuse_changed(

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
 from spindle_cli.analysis.outside import noting_outside_reads
 from spindle_cli.analysis.own_draws import unseeded
+from spindle_cli.analysis.reading import place_of
 from spindle_cli.analysis.tracing.earlier import (
     refuse_earlier,
     refuse_outside,
@@ -39,7 +40,7 @@ from spindle_cli.analysis.tracing.proxies.functions import classes_are_known, cr
 from spindle_cli.analysis.tracing.proxies.grids import grids_are_calls
 from spindle_cli.analysis.tracing.proxies.known import UnknownError, numbers_are_known
 from spindle_cli.analysis.tracing.proxies.scratch import Scratch
-from spindle_cli.analysis.tracing.regions import Region, Regions, UnfitError
+from spindle_cli.analysis.tracing.regions import HeldRegions, Region, Regions, UnfitError
 from spindle_cli.analysis.tracing.signature import check_signature, place_of_function
 from spindle_cli.analysis.tracing.tracer import IN_OPERATOR, OperatorTracer
 from spindle_cli.analysis.unread import not_validated
@@ -148,7 +149,10 @@ def _traced(
             with says_what_operators_leave(task.module, observer.attributes, lambda: trace()):
                 tracer, moves, graph = trace()
             memories.compare(left)
-            tracer.regions.hold()
+            observer.attributes.left_between[task.name] = {
+                place_of(task.module, name): name
+                for name in (*left.within, *_left_by_regions(tracer.regions, observer))
+            }
             refuse_earlier(
                 task,
                 graph,
@@ -170,6 +174,14 @@ def _traced(
     end.meta["place"] = place_of_function(type(task.module).forward)
     give_modes(task.module, tracer.modes.by_name)
     return Traced(graph, tuple(tracer.known.decided), moves.averages, tracer.modes.by_name)
+
+
+def _left_by_regions(regions: HeldRegions, observer: Observer) -> Iterator[str]:
+    """Yield the names of what regions leave in objects, classes and files."""
+    for region in regions.held.values():
+        left = observer.left.get(observer.kinds.behaviour(region))
+        if left is not None:
+            yield from (*left.kept, *left.left)
 
 
 def _graph_of(

@@ -29,6 +29,8 @@ class SeenAttributes:
     operators leave on themselves, by the module's class. `counted`: those that forwards set to other plain
     values, which no forward is to read. `leftovers`: what operators leave anywhere; `noted`: what hooks of
     forward's own note of them; `written`: what operators write into, of each memory one tensor.
+    `left_between`: by task, what its forward leaves between operators: places (`reading.place_of`), with
+    names.
     """
 
     missed: set[tuple[nn.Module, str]] = field(default_factory=set)
@@ -38,6 +40,7 @@ class SeenAttributes:
     leftovers: list[Leftover] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
     written: list[Tensor] = field(default_factory=list)
+    left_between: dict[str, dict[object, str]] = field(default_factory=dict)
 
     def note(self, operator: nn.Module, changes: Changes) -> None:
         """An operator's forward has changed its own attributes, or those of its parts."""
