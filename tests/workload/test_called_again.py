@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.memo import HERE
+from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 
@@ -314,3 +316,81 @@ def test_what_one_task_leaves_and_another_reads_is_refused(classes: tuple[type[P
 @pytest.mark.parametrize("classes", [(Logs, Logs), (Logs, Reads), (Counts, Reads), (Counts, Counts)])
 def test_what_tasks_leave_and_no_other_reads_is_no_matter(classes: tuple[type[Plain], ...]) -> None:
     assert analysed(two_tasks(*classes)).tasks.keys() == {"t0", "t1"}
+
+
+class WithBuffer(nn.Module):
+    """Its buffer is written through numpy, which shares its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Block(), Block()
+        self.register_buffer("steps", torch.zeros(1))
+        self.view = self.steps.numpy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        self.view += 1.0
+        return (h * self.steps.sum()).square().mean()
+
+
+def test_a_buffer_that_numpy_writes_is_refused() -> None:
+    task = Task("t", WithBuffer(), 4, Items(x=(WIDTH,)))
+    with pytest.raises(WorkloadError, match="writes into the tensor 'steps' past torch"):
+        analysed(Workload("numpy", [task], (Block,)))
+
+
+class WithParts(nn.Module):
+    """A part that runs as it is written has a function inside of it, and forward leaves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = Block(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x)).square().mean() + 0.1 * sum(p.square().sum() for p in self.parameters())
+
+
+def test_a_part_with_a_function_inside_is_the_same_in_another_trace() -> None:
+    def make() -> Workload:
+        torch.manual_seed(0)
+        return Workload("parts", [Task("t", WithParts(), 4, Items(x=(WIDTH,)))], (Block,))
+
+    assert_steps_as_plain(make, 2)
+
+
+def around(model: nn.Module) -> Workload:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x)
+
+    return Workload("around", [Task("t", Whole(), 4, Items(x=(WIDTH,)))], (Block,))
+
+
+def net_with_hooks() -> nn.Module:
+    torch.manual_seed(0)
+    net = Net(lambda _net, _h: 1.0)
+    net.register_forward_hook(lambda _module, _given, made: 0.5 * made)
+    net.register_forward_pre_hook(lambda _module, given: (0.7 * given[0],))
+    return net
+
+
+def test_hooks_of_the_whole_model_are_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"Net, has hooks \(register_forward_pre_hook\), which no plan"):
+        analysed(Workload("hooked", [Task("t", net_with_hooks(), 4, Items(x=(WIDTH,)))], (Block,)))
+
+
+def test_hooks_of_a_model_that_another_calls_run() -> None:
+    """As the refusal advises."""
+    assert_steps_as_plain(lambda: around(net_with_hooks()), 2)
+
+
+def test_layers_with_what_cannot_be_looked_into_are_alike_in_one_process_alone() -> None:
+    """However deep it lies: its text is quoted by those around it."""
+    layer = Block()
+    assert not behaviour_of(layer).startswith(HERE)
+    layer.held = [[functools.partial(print, object())]]
+    assert behaviour_of(layer).startswith(HERE)

@@ -28,9 +28,9 @@ from spindle_cli.workload.introspection import fields_of
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others
 _DEPTH = 6
-# Begins the text of what is known by its place in memory alone; no text of anything else has it in it.
-_PLACE = "\x00"
-_PLACE_ESCAPED = "x00"  # as it is in a text that a text of a container has
+# Begins the text of what is known by its place in memory alone. Texts are quoted in others, which leaves it
+# as it is; an attribute that has it only makes its module one that is of this process alone.
+_PLACE = "<at a place in memory> "
 # How the attributes of a task's module begin that hold parts of its forward; traces leave them.
 REGION = "spindle_region_"
 _HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
@@ -42,19 +42,6 @@ def behaviour_of(module: nn.Module, *, numbered: bool = True) -> str:
     """A digest that two modules share if their forwards do the same; it begins with `memo.HERE` where it says
     so in this process alone. `numbered`: attributes that only say which layer it is count, too.
     """
-    text = _text_of(module, numbered=numbered)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return HERE + digest if _PLACE in text else digest
-
-
-def tells_by_place(module: nn.Module) -> bool:
-    """Whether a module has something, wherever, of which nothing is known but where it lies in memory, so
-    that its behaviour is another each time that it is made.
-    """
-    return _PLACE_ESCAPED in repr(_text_of(module, numbered=True))
-
-
-def _text_of(module: nn.Module, *, numbered: bool) -> str:
     parts: list[str] = []
     for name, part in module.named_modules():
         parts.append(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.training}")
@@ -67,8 +54,12 @@ def _text_of(module: nn.Module, *, numbered: bool) -> str:
         ]
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")
-    parts += [f"{name}:{_tensor(buffer)}" for name, buffer in module.named_buffers(remove_duplicate=False)]
-    return "\n".join(parts)
+    parts += [
+        f"{name}:{text_of_numbers(buffer)}" for name, buffer in module.named_buffers(remove_duplicate=False)
+    ]
+    text = "\n".join(parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return HERE + digest if _PLACE in text else digest
 
 
 def name_of(target: Any) -> str:
@@ -92,7 +83,7 @@ def _text(value: Any, depth: int) -> str:
     if isinstance(value, nn.Parameter):
         return f"parameter {tuple(value.shape)}"
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return text_of_numbers(value)
     if isinstance(value, nn.Module):
         return "module"  # it is one of the named modules, or of another's
     if depth == 0:
@@ -138,7 +129,10 @@ def is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def _tensor(value: Tensor) -> str:
+def text_of_numbers(value: Tensor) -> str:
+    """Return a text that tensors share which are equal, bit by bit; large ones and those without numbers have
+    their own.
+    """
     shape = f"{tuple(value.shape)} {value.dtype}"
     if value.is_meta or value.numel() > _MAX_ELEMENTS or type(value) is not Tensor:
         return f"{shape} {_itself(value)}"

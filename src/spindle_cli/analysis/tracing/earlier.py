@@ -395,9 +395,9 @@ def _as_table(kept: KeptValue, root: nn.Module) -> Tensor | None:
         or (node.op == "get_attr" and not _is_constant(node) and node.target not in buffers)
         for node in behind
     )
-    known = value.tracer.known  # type: ignore[attr-defined]  # a tracer of ours
-    sizes = None if is_made_of_others else known.sizes(value)
-    return None if sizes is None else torch.zeros(sizes[0], dtype=known.value(value).dtype)
+    tracer: Any = value.tracer
+    sizes = None if is_made_of_others else tracer.known.sizes(value)
+    return None if sizes is None else torch.zeros(sizes[0], dtype=tracer.known.value(value).dtype)
 
 
 def _asks_size(node: fx.Node) -> bool:

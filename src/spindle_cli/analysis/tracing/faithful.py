@@ -24,7 +24,7 @@ from spindle_cli.analysis.fixed.refusal import ReadsValuesError
 from spindle_cli.analysis.outside import place_of_chance
 from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws, is_seeded
 from spindle_cli.analysis.reading import Reader
-from spindle_cli.analysis.tracing.behaviour import REGION
+from spindle_cli.analysis.tracing.behaviour import REGION, text_of_numbers
 from spindle_cli.analysis.tracing.modes import MODE
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT
@@ -140,6 +140,7 @@ def nothing_is_frozen(
         with (
             _attributes_kept(task, root, scratch, is_looking) as assigned,
             _memory_kept(task, root, is_looking, moves),
+            _numbers_kept(task, root),
             _training_kept(task, root, is_looking),
             _NothingDone(task, root, is_looking, moves),
         ):
@@ -320,6 +321,28 @@ def _memory_kept(task: str, root: nn.Module, is_looking: Callable[[], bool], mov
         yield
     finally:
         del tensor_class.data
+
+
+@contextlib.contextmanager
+def _numbers_kept(task: str, root: nn.Module) -> Iterator[None]:
+    """Refuse that numpy writes into a buffer or a tensor of a module, whose memory it may share: torch does
+    not see that: `self.steps.numpy()[:] += 1`.
+    """
+    before = [
+        (name, tensor, tensor._version, text_of_numbers(tensor))
+        for module in root.modules()
+        for name, tensor in [*module._buffers.items(), *module.__dict__.items()]
+        if type(tensor) is Tensor and not tensor.is_inference() and tensor.layout is torch.strided
+    ]
+    yield
+    for name, tensor, version, text in before:
+        if tensor._version == version and text_of_numbers(tensor) != text:
+            raise _frozen(
+                task,
+                f"forward writes into the tensor {name!r} past torch (through numpy, say) between operators",
+                Reader([root]).place_of(name),
+                "Write into it with torch (self.steps.add_(1)): such statements run as they are written.",
+            )
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.autograd import ASKS_GRADIENTS
 from spindle_cli.analysis.fixed.refusal import ReadsValuesError
-from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled, tells_by_place
+from spindle_cli.analysis.memo import HERE
+from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled
 from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
 from spindle_cli.analysis.tracing.parts import (
     Cut,
@@ -556,12 +557,13 @@ class HeldRegions:
         self._root = root
         self.names: list[str] = []
         self.held: dict[str, Region] = {}
-        self.tell_by_place = False  # whether some do (`behaviour.tells_by_place`)
+        self.tell_by_place = False  # whether some have what is known by its place in memory alone
 
     def add(self, region: Region) -> str:
         """Add a region and return its name."""
-        self.tell_by_place |= tells_by_place(region)
-        digest = hashlib.sha256(behaviour_of(region).encode()).hexdigest()[:12]
+        behaviour = behaviour_of(region)
+        self.tell_by_place |= behaviour.startswith(HERE)
+        digest = hashlib.sha256(behaviour.encode()).hexdigest()[:12]
         name = f"{REGION}{digest}_{len(self.names)}"
         self.names.append(name)
         self.held[name] = region

@@ -116,11 +116,32 @@ def trace_task(
             what to do.
     """
     check_signature(task, arguments_of(task))
+    _refuse_hooks(task)
     while True:
         try:
             return _traced(task, workload, samples, observer, opened, regions or Regions())
         except SetsPlainError as error:
             observer.attributes.counted.append(error.key)
+
+
+def _refuse_hooks(task: Task) -> None:
+    """Refuse hooks of the task's own module: its forward is traced, around which they would run."""
+    module = task.module
+    hooks = {
+        "register_forward_pre_hook": module._forward_pre_hooks,
+        "register_forward_hook": module._forward_hooks,
+        "register_full_backward_hook": module._backward_hooks,
+        "register_full_backward_pre_hook": module._backward_pre_hooks,
+    }
+    for name, registered in hooks.items():
+        if registered:
+            raise refusal(
+                task.name,
+                f"the task's module, {type(module).__name__}, has hooks ({name}), which no plan runs",
+                place_of_function(type(module).forward),
+                "Let forward do what they do; or let a module around it call it, as a part may have "
+                "hooks of their forward pass: class Whole(nn.Module) whose forward returns self.model(x).",
+            )
 
 
 def _traced(
