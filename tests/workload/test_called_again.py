@@ -394,3 +394,42 @@ def test_layers_with_what_cannot_be_looked_into_are_alike_in_one_process_alone()
     assert not behaviour_of(layer).startswith(HERE)
     layer.held = [[functools.partial(print, object())]]
     assert behaviour_of(layer).startswith(HERE)
+
+
+@functools.cache
+def counts() -> dict[str, float]:
+    return {"calls": 0.0}
+
+
+class CountsUnseen(Block):
+    """An operator that counts in what `functools.cache` has kept for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts()["calls"] += 1.0
+        return super().forward(x) * counts()["calls"]
+
+
+class LooksUp(Block):
+    """An operator that looks up there what nobody changes, and a number that is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = meter().get("scale", 0.5)
+        return super().forward(x).masked_fill(x > 1e6, float("nan")) * scale
+
+
+@pytest.mark.parametrize(("cls", "is_whole"), [(CountsUnseen, True), (LooksUp, False)])
+def test_an_operator_that_counts_where_nobody_sees_it_is_not_split(cls: type[Block], is_whole: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(cls(), nn.Linear(WIDTH, 1))
+    task = Task("t", Mean(net), 4, Items(x=(WIDTH,)))
+    graph = analysed(Workload("unseen in operators", [task], (cls,)))
+    assert graph.tasks["t"].ops[0].coupled == is_whole
+
+
+class Mean(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).square().mean()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from typing import Any
 
 import torch
@@ -114,6 +115,22 @@ def lasting(tape: Tape) -> set[int]:
     return written
 
 
+def computes_otherwise(
+    again: Callable[[], Any], tape: Tape, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
+) -> bool:
+    """Whether a second run, `again`, computes otherwise than the first, though nothing was seen to change: by
+    a number in what `functools.lru_cache` returns, say, or in an object of a library.
+
+    Args:
+        tape: of the first, with the arguments `given`.
+    """
+    second = Tape()
+    with Remembering(), second, Unread():
+        again()
+    others = [*tensors_in(pytree.tree_leaves(given)), *module.parameters()]
+    return _work(tape, others) != _work(second, others)
+
+
 def is_no_matter(
     module: nn.Module,
     run: Callable[..., Any],
@@ -161,6 +178,8 @@ def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
 
 
 def _as_shape(value: Any) -> Any:
+    if isinstance(value, float) and isnan(value):
+        return "nan"  # which is equal to itself
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 

@@ -22,7 +22,14 @@ from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.rules.tape import Tape, tensors_in
 from spindle_cli.analysis.rules.types import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.splitting.backward import Backward, why_coupled_backwards
-from spindle_cli.analysis.splitting.carried import Carried, Left, goes_into, is_no_matter, lasting
+from spindle_cli.analysis.splitting.carried import (
+    Carried,
+    Left,
+    computes_otherwise,
+    goes_into,
+    is_no_matter,
+    lasting,
+)
 from spindle_cli.analysis.splitting.follow import Follower, check_shapes
 from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
 from spindle_cli.analysis.tracing.shapes import leaves_of
@@ -32,6 +39,7 @@ from spindle_cli.workload.building.memory import memory_of, written_by
 from spindle_cli.workload.refuse import place_of_error
 
 _STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
+_OTHER_AGAIN = "its forward computes otherwise each time that it runs, by something that nobody sees change"
 _DRAWN_FOR_ALL = "it hands on what is drawn for the whole batch, of which every share would draw its own"
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -168,6 +176,7 @@ class _Runs:
         carried: what a second run reads of what the first has left, or writes again.
         backwards: its backward passes, for all sizes but the last.
         normalised: for each size, what batch norms are given that sum over shares.
+        is_other_again: whether it changes nothing that is seen, and a second run computes otherwise.
     """
 
     run: Callable[..., Any]
@@ -179,6 +188,7 @@ class _Runs:
     carried: list[Carried] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
     normalised: list[list[Tensor]] = field(default_factory=list)
+    is_other_again: bool = False
 
     def add(self, given: Inputs, size: int, *, is_last: bool) -> None:
         """Run the code for a size, which may fail as it pleases; its tape and its changes are there then."""
@@ -192,7 +202,12 @@ class _Runs:
             self.results.append(result)
             if self.module is not None and position == 0:
                 left = Left(self.module, tape, self.changes, tensors_in(leaves_of(given)))
-                self.carried = list(left.read_by(partial(self.run, *given[0], **given[1])))
+                again = partial(self.run, *given[0], **given[1])
+                self.carried = list(left.read_by(again))
+                if not self.changes:
+                    count = len(self.normalised[0])
+                    self.is_other_again = computes_otherwise(again, tape, self.module, given)
+                    del self.normalised[0][count:]  # of the second run
             if self.module is not None and not is_last:
                 self.backwards.append(Backward.of(self.module, result, tape, size))
 
@@ -229,6 +244,7 @@ def _examine_with(
         or why_mixed
         or (_kept(follower, changes) if module is not None else _changes_given(follower))
         or _carries(follower, runs.carried)
+        or (Mixed(_OTHER_AGAIN) if runs.is_other_again else None)
         or _given_memory(module, watched)
         or _normalises_other(follower, runs.normalised[0])
         or why_coupled_backwards(follower, runs.backwards, tapes[0])
