@@ -7,6 +7,7 @@ an operator changes that of its own device alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -71,15 +72,12 @@ def refuse_left_for_others(
     """
     readers = cache(lambda name: Reader([tasks[name].root]))
     for leaver, places in left_between.items():
-        for place, dotted in places.items():
-            for other in tasks:
-                if place in left_between.get(other, {}) or not readers(other).reads(
-                    dotted, place, readers(leaver)
-                ):
-                    continue
+        for (place, dotted), reader in itertools.product(places.items(), tasks):
+            leaves_too = place in left_between.get(reader, {})
+            if not leaves_too and readers(reader).reads(dotted, place, readers(leaver)):
                 raise refusal(
                     leaver,
-                    f"forward sets {dotted} between operators, which that of task {other!r} reads, maybe on "
+                    f"forward sets {dotted} between operators, which that of task {reader!r} reads, maybe on "
                     "another device, where it stays what it was",
                     readers(leaver).place_of(last_name(dotted)),
                     f"Let one task compute both losses, with the number in a variable. {_UNREAD}",

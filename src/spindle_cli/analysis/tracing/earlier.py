@@ -98,39 +98,53 @@ def refuse_earlier(
             makes it anew.
     """
     _refuse_written(task, first, operators)
-    kept = scratch.kept
-
-    def again() -> fx.Graph:
-        return trace()[1]
-
-    leftovers = [*operators.leftovers, *kept]
+    leftovers = [*operators.leftovers, *scratch.kept]
     if is_never_same and not (left or leftovers or operators.noted):
         return
+    # Before another trace is given values of this one, and before they are put there once more.
     after = Memories.of(task.module)
-    # Before another trace is given values of this one.
     tables = [(kept, _as_table(kept, task.module)) for kept in scratch.kept_values]
     with _there_once_more(task.module, leftovers):
-        memories, moved = Memories.of(task.module), Changes()
-        is_same, read = _is_same(task.module, first, again), None
-        memories.compare(moved)
-        _refuse_read_by_operators(task, first, moved, operators.leftovers, regions)
-        try:
-            with _replaced(task, operators.leftovers, after) as is_some:
-                is_same &= not is_some or _work(again()) == _work(first)
-        except SetsPlainError:
-            raise
-        except ReadsUnknownError as error:
-            is_same, read = False, error
-        except Exception:  # of what it finds there
-            is_same = False
+        is_same, read = _next_is_same(task, first, after, operators, regions, lambda: trace()[1])
     _forget_others(first)
     if not is_same:
         names = [*left.elsewhere, *left.held, *(f"self.{name}" for name in left.counted)]
-        names += [leftover.name for leftover in kept]
+        names += [leftover.name for leftover in scratch.kept]
         refused = _refusal(task, names, operators, read)
         if tables and not left and _are_left_alone(tables, trace):
             raise ReadsValuesError.at(refused, frames=scratch.kept_values[0].frames)
         raise refused
+
+
+def _next_is_same(
+    task: Task,
+    first: fx.Graph,
+    after: Memories,
+    operators: SeenAttributes,
+    regions: Mapping[str, nn.Module],
+    again: Callable[[], fx.Graph],
+) -> tuple[bool, ReadsUnknownError | None]:
+    """Say whether a forward that finds what the first has left computes the same, and so does one that finds
+    something unknown in the place of what goes on changing; and where the latter is looked at, if it is.
+
+    Args:
+        after: what objects, containers and classes held after the first.
+        again: traces the next one.
+    """
+    memories, moved = Memories.of(task.module), Changes()
+    is_same = _is_same(task.module, first, again)
+    memories.compare(moved)
+    _refuse_read_by_operators(task, first, moved, operators.leftovers, regions)
+    try:
+        with _replaced(task, operators.leftovers, after) as is_some:
+            is_same_unknown = not is_some or _work(again()) == _work(first)
+        return is_same and is_same_unknown, None
+    except SetsPlainError:
+        raise
+    except ReadsUnknownError as error:
+        return False, error
+    except Exception:  # of what it finds there
+        return False, None
 
 
 def refuse_outside(task: Task, first: fx.Graph, queries: OutsideReads, again: Callable[[], fx.Graph]) -> None:
