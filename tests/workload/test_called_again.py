@@ -358,6 +358,32 @@ def test_a_part_with_a_function_inside_is_the_same_in_another_trace() -> None:
     assert_steps_as_plain(make, 2)
 
 
+class WithAPartial(Net):
+    """A part runs as it is written with an object that nothing can look into, and each forward makes anew."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses = self.head(self.b(self.a(x))).square().squeeze(1)
+        scaled = functools.partial(self.scaled, object())
+        if (losses > 0.1).sum() > 3:
+            losses = scaled(losses)
+        return losses.mean() * self.factor(self, losses)
+
+    def scaled(self, _: object, losses: Tensor) -> Tensor:
+        return 0.5 * losses
+
+
+def with_a_partial(factor: Callable[[Any, Tensor], Any]) -> Workload:
+    torch.manual_seed(0)
+    return Workload("partial", [Task("t", WithAPartial(factor), 6, Items(x=(WIDTH,)))], (Block,))
+
+
+def test_a_part_that_is_made_anew_hides_nothing() -> None:
+    assert analysed(with_a_partial(a_number)).tasks["t"].ops
+    with pytest.raises(WorkloadError, match="left in something that nobody sees change"):
+        analysed(with_a_partial(in_what_is_remembered))
+    meter.cache_clear()
+
+
 def around(model: nn.Module) -> Workload:
     class Whole(nn.Module):
         def __init__(self) -> None:

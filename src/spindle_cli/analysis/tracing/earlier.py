@@ -29,6 +29,7 @@ from spindle_cli.analysis.tracing.proxies.counters import (
     of_operator,
 )
 from spindle_cli.analysis.tracing.proxies.scratch import KeptValue, Scratch, SeenAttributes
+from spindle_cli.analysis.tracing.regions import name_in_any_trace
 from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import Changes, Memories
@@ -78,7 +79,7 @@ def refuse_earlier(
     trace: Callable[[], tuple[Scratch, fx.Graph]],
     regions: Mapping[str, nn.Module],
     *,
-    is_never_same: bool,
+    asks_outside: bool,
 ) -> None:
     """Refuse a forward that computes with what an earlier one has left, or decides by it; and with what
     operators and their hooks have left.
@@ -88,8 +89,7 @@ def refuse_earlier(
         operators: what they leave.
         trace: traces the next one, which finds it.
         regions: of the first, by name.
-        is_never_same: whether the next one is another anyway: it asks the world around it (`refuse_outside`),
-            or runs code with objects that are told apart by where they lie.
+        asks_outside: whether it asks the world around it: `refuse_outside` traces the next one then.
 
     Raises:
         WorkloadError: with what is kept, and what to do.
@@ -99,7 +99,7 @@ def refuse_earlier(
     """
     _refuse_written(task, first, operators)
     leftovers = [*operators.leftovers, *scratch.kept]
-    if is_never_same and not (left or leftovers or operators.noted):
+    if asks_outside and not (left or leftovers or operators.noted):
         return
     # Before another trace is given values of this one, and before they are put there once more.
     after = Memories.of(task.module)
@@ -351,7 +351,7 @@ def _work(graph: fx.Graph) -> list[Any]:
     return [
         (
             node.op,
-            getattr(node.target, "__name__", node.target),
+            getattr(node.target, "__name__", name_in_any_trace(str(node.target))),
             _texts(_outputs(node) if node.op == "output" else node.args, as_text),
             _texts(node.kwargs, as_text),
         )

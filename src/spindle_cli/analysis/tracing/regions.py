@@ -48,6 +48,7 @@ from spindle_cli.workload.introspection import Reads, fields_of
 from spindle_cli.workload.refuse import Frame, frames_of_caller, is_of_the_user, place_of
 
 _CALL = "__spindle_region__"
+_BY_PLACE = "here_"  # in the name of a region that has something which is known by its place in memory alone
 _ASKING = ("grad", "backward")  # by which names code asks for gradients
 
 
@@ -548,6 +549,14 @@ def _note_method(module: nn.Module, function: Any, held: _Held) -> None:
         _note(tree.body, {first: module}, held)
 
 
+def name_in_any_trace(name: str) -> str:
+    """Return what another trace of the same forward has in the place of an operator's or a region's name, of
+    which it gives those another that have something which is known by its place in memory alone.
+    """
+    by_place = name.startswith(REGION + _BY_PLACE)
+    return f"{REGION}{_BY_PLACE}{name.rpartition('_')[2]}" if by_place else name
+
+
 class HeldRegions:
     """The regions of one trace, which the task's module has under names that say what they do: another trace
     of it, in another mode or at another length, may have others. They are none of its parts, and in no state.
@@ -557,14 +566,12 @@ class HeldRegions:
         self._root = root
         self.names: list[str] = []
         self.held: dict[str, Region] = {}
-        self.tell_by_place = False  # whether some have what is known by its place in memory alone
 
     def add(self, region: Region) -> str:
         """Add a region and return its name."""
         behaviour = behaviour_of(region)
-        self.tell_by_place |= behaviour.startswith(HERE)
         digest = hashlib.sha256(behaviour.encode()).hexdigest()[:12]
-        name = f"{REGION}{digest}_{len(self.names)}"
+        name = f"{REGION}{_BY_PLACE if behaviour.startswith(HERE) else ''}{digest}_{len(self.names)}"
         self.names.append(name)
         self.held[name] = region
         self.hold()

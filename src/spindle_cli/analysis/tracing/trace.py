@@ -182,7 +182,7 @@ def _traced(
                 observer.attributes,
                 scratch_and_graph,
                 tracer.regions.held,
-                is_never_same=bool(questions.places) or tracer.regions.tell_by_place,
+                asks_outside=bool(questions.places),
             )
             refuse_outside(task, graph, questions, lambda: trace()[2])
     finally:
