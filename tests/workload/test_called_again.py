@@ -396,22 +396,33 @@ def around(model: nn.Module) -> Workload:
     return Workload("around", [Task("t", Whole(), 4, Items(x=(WIDTH,)))], (Block,))
 
 
-def net_with_hooks() -> nn.Module:
+HOOKS: dict[str, Callable[..., Any]] = {
+    "register_forward_pre_hook": lambda _, given: (0.7 * given[0],),
+    "register_forward_hook": lambda _, __, made: 0.5 * made,
+    "register_full_backward_hook": lambda _, given, __: given,
+    "register_full_backward_pre_hook": lambda _, given: given,
+}
+
+
+def net_with_hooks(*kinds: str) -> nn.Module:
     torch.manual_seed(0)
     net = Net(lambda _net, _h: 1.0)
-    net.register_forward_hook(lambda _module, _given, made: 0.5 * made)
-    net.register_forward_pre_hook(lambda _module, given: (0.7 * given[0],))
+    for kind in kinds:
+        getattr(net, kind)(HOOKS[kind])
     return net
 
 
-def test_hooks_of_the_whole_model_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"Net, has hooks \(register_forward_pre_hook\), which no plan"):
-        analysed(Workload("hooked", [Task("t", net_with_hooks(), 4, Items(x=(WIDTH,)))], (Block,)))
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_the_whole_model_are_refused(kind: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"Net, has hooks \({kind}\), which no plan runs"):
+        analysed(Workload("hooked", [Task("t", net_with_hooks(kind), 4, Items(x=(WIDTH,)))], (Block,)))
 
 
 def test_hooks_of_a_model_that_another_calls_run() -> None:
     """As the refusal advises."""
-    assert_steps_as_plain(lambda: around(net_with_hooks()), 2)
+    assert_steps_as_plain(
+        lambda: around(net_with_hooks("register_forward_pre_hook", "register_forward_hook")), 2
+    )
 
 
 def test_layers_with_what_cannot_be_looked_into_are_alike_in_one_process_alone() -> None:
