@@ -175,9 +175,10 @@ def test_kinds_of_candidates_come_the_best_first_of_equals_a_baseline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     by_baseline = {"sequential": evaluated_in(11.0), "distmm": None, "optimus": evaluated_in(10.0)}
-    searched = iter(
-        ([evaluated_in(12.0), None, evaluated_in(10.0)], [evaluated_in(9.0), evaluated_in(8.0)], [None])
-    )
+    begins = [evaluated_in(12.0), None, evaluated_in(10.0)]
+    quick: list[list[EvaluatedCandidate | None]] = [[evaluated_in(9.5), evaluated_in(9.0)], [None]]
+    careful: list[list[EvaluatedCandidate | None]] = [[evaluated_in(9.0), evaluated_in(8.0)], [None]]
+    searched = iter([begins, *quick, *careful])
     monkeypatch.setattr(candidates, "best_of", lambda *_, **__: next(searched))
     monkeypatch.setattr(candidates, "may_gain", lambda *_: False)
     problem = make_problem(drawn(2), cluster_of(4))
@@ -223,19 +224,33 @@ def test_what_takes_one_percent_longer_than_the_best_plan_is_not_placed_with_car
     assert len(tried) == (2 if with_care else 1)
 
 
-def test_a_search_places_with_care_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what it begins with: schedules of other strategies."""
+@pytest.mark.parametrize(
+    ("seconds", "is_searched_on", "cares"),
+    [(1.2, True, True), (1.21, True, False), (1.21, False, True)],
+)
+def test_a_search_places_with_care_what_it_finds_alone(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, is_searched_on: bool, cares: bool
+) -> None:
+    """Not what it begins with: schedules of other strategies. Nor what leaves much to a search over
+    everything, which moves devices itself.
+    """
+    problem = make_problem(drawn(2), cluster_of(4))
+    bound = lower_bound(problem)
+    plan = evaluated_in(seconds * bound.lower_bound_s)
     care: list[bool] = []
 
     def best_of(*_: object, with_care: bool, within_s: float) -> list[EvaluatedCandidate | None]:
         assert within_s > 0
         care.append(with_care)
-        return []
+        return [plan]
 
     monkeypatch.setattr(candidates, "best_of", best_of)
-    problem = make_problem(drawn(2), cluster_of(4))
-    candidates.best_evaluated(problem, lower_bound(problem), "spindle", 0)
-    assert care == [False, True]
+    monkeypatch.setattr(candidates, "may_gain", lambda *_: False)
+    best, _ = candidates.best_of_each(
+        problem, bound, "spindle", 0, lambda _: plan, is_searched_on=is_searched_on
+    )
+    assert best[0] is plan
+    assert care == [False, False, False] + [True, True] * cares
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from itertools import chain
 from math import inf
 
 from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.best.in_memory import leaves_much
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.pipelines.candidates import may_gain, pipelines
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of, evaluate
+from spindle_cli.plan.schedule import Candidate
+from spindle_cli.plan.search.evaluate import EvaluatedCandidate, best_of, best_placed, evaluate
 from spindle_cli.plan.search.posed import NO_SEARCH
 from spindle_cli.plan.strategies.baselines import baseline as baseline_of
 from spindle_cli.plan.strategies.baselines import baselines_on
@@ -51,6 +53,8 @@ def best_of_each(
     effort: int,
     baseline: Callable[[StrategyName], EvaluatedCandidate | None] | None = None,
     within_s: float = inf,
+    *,
+    is_searched_on: bool = False,
 ) -> tuple[list[EvaluatedCandidate], bool]:
     """The best plan that fits of each kind of candidates, the best first; and whether memory stood in no
     candidate's way.
@@ -60,19 +64,27 @@ def best_of_each(
     Args:
         baseline: `by_baseline` of the problem, where some of its plans may be known already.
         within_s: the iteration of a plan that is known; schedules that take longer are not placed.
+        is_searched_on: whether a search over everything begins from what leaves much to it.
     """
 
     baseline = baseline or partial(by_baseline, problem)
+    placed = cache(partial(best_placed, problem))
     of_kinds = [[baseline(name)] for name in baselines_on(problem.cluster) if strategy in (name, "spindle")]
+    by_search: dict[int, Sequence[Candidate]] = {}
     if strategy == "spindle":
         for number, candidates in enumerate(spindle(problem, bound, effort)):
-            # What is only there to begin with is placed quickly, as what a search finds is shorter.
-            care = effort != NO_SEARCH and number > 0
             least_s = min(within_s, _least_s(of_kinds))
-            of_kinds.append(best_of(problem, candidates, with_care=care, within_s=least_s))
+            of_kinds.append(best_of(problem, candidates, placed, with_care=False, within_s=least_s))
+            # What is only there to begin with stays as it is, as what a search finds is shorter.
+            if effort != NO_SEARCH and number > 0:
+                by_search[len(of_kinds) - 1] = candidates
             if number == 1 and not any(of_kinds[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
-    all_fit = all(plan is not None and not plan.is_apart for plan in chain.from_iterable(of_kinds))
+    if not (is_searched_on and _is_far(of_kinds, bound)):
+        for kind, searched in by_search.items():
+            least_s = min(within_s, _least_s(of_kinds))
+            of_kinds[kind] = best_of(problem, searched, placed, with_care=True, within_s=least_s)
+    all_fit = _all_fit(of_kinds)
     if strategy == "spindle" and effort != NO_SEARCH:
         best = _least(chain.from_iterable(of_kinds))
         if best is None or may_gain(best.prediction, bound.lower_bound_s):
@@ -80,6 +92,16 @@ def best_of_each(
             of_kinds.append([evaluate(problem, pipeline) for pipeline in pipelines(problem, effort, least_s)])
     best_of_kinds = [best for best in map(_least, of_kinds) if best is not None]
     return sorted(best_of_kinds, key=EvaluatedCandidate.rank), all_fit
+
+
+def _is_far(of_kinds: Sequence[Sequence[EvaluatedCandidate | None]], bound: Bound) -> bool:
+    """Whether the best of some plans leaves much to a search over everything."""
+    return leaves_much(_least_s(of_kinds), bound.lower_bound_s, all_fit=_all_fit(of_kinds))
+
+
+def _all_fit(of_kinds: Iterable[Iterable[EvaluatedCandidate | None]]) -> bool:
+    """Whether memory stood in the way of none of the plans."""
+    return all(plan is not None and not plan.is_apart for plan in chain.from_iterable(of_kinds))
 
 
 def _least_s(of_kinds: Iterable[Iterable[EvaluatedCandidate | None]]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import times_of
@@ -62,10 +63,11 @@ def in_memory(
         all_fit: whether memory stood in the way of none of the begins.
     """
     may_search = strategy == "spindle" and effort != NO_SEARCH
-    near_s = lower_bound_s * (LINKS_DECIDE if all_fit else NEAR_BOUND)
+    shortest_s = min((evaluated.prediction.iteration_s for evaluated in begins), default=inf)
     result = InMemory(begins[0]) if begins else None
     if result is not None and may_search:
-        searched = _searched(problem, near_s, begins, effort)
+        is_far = leaves_much(shortest_s, lower_bound_s, all_fit=all_fit)
+        searched = searched_over_everything(problem, begins, effort) if is_far else None
         is_near = searched is not None and (
             searched.prediction.compute_s <= NEAR_SEARCHED * lower_bound_s
             or _gives_up_little(problem, searched, result.best)
@@ -75,15 +77,14 @@ def in_memory(
     return result
 
 
-def _searched(
-    problem: Problem, near_s: float, begins: Sequence[EvaluatedCandidate], effort: int
-) -> EvaluatedCandidate | None:
-    """A shorter plan than those that fit, or None, also where one takes no longer than `near_s`: there is
-    little to gain.
+def leaves_much(iteration_s: float, lower_bound_s: float, *, all_fit: bool) -> bool:
+    """Whether the shortest plan that fits leaves much to a search over everything at once.
+
+    Args:
+        lower_bound_s: no schedule is shorter.
+        all_fit: whether memory stood in no plan's way.
     """
-    if min(evaluated.prediction.iteration_s for evaluated in begins) <= near_s:
-        return None
-    return searched_over_everything(problem, begins, effort)
+    return iteration_s > lower_bound_s * (LINKS_DECIDE if all_fit else NEAR_BOUND)
 
 
 def searched_over_everything(

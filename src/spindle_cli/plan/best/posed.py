@@ -62,7 +62,9 @@ class PosedProblem:
         if self._is_mixed:
             best, all_fit = self.best(strategy, effort)
             return [] if best is None else [best], all_fit
-        plans, all_fit = best_of_each(self.problem, self.bound, strategy, effort, self.by_baseline)
+        plans, all_fit = best_of_each(
+            self.problem, self.bound, strategy, effort, self.by_baseline, is_searched_on=True
+        )
         return all_spread_out(self.problem, plans), all_fit
 
     def best(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
+from typing import TypeAlias
 
 from spindle_cli.account.device_memory import (
     DeviceMemory,
@@ -97,9 +98,14 @@ def slices_in_order(problem: Problem, candidate: Candidate, order: Sequence[Pass
     return timed(problem, slices, [Pass(indices[index], is_backward) for index, is_backward in order])
 
 
+# The best placement of a candidate by some choices, with so many exchanges for each device (`best_placed`).
+PlacedCandidate: TypeAlias = Callable[[Candidate, Sequence[PlacementWeights], int], EvaluatedCandidate | None]
+
+
 def best_of(
     problem: Problem,
     candidates: Sequence[Candidate],
+    placed: PlacedCandidate | None = None,
     *,
     with_care: bool = True,
     within_s: float = inf,
@@ -113,9 +119,10 @@ def best_of(
     care if that is wanted.
 
     Args:
+        placed: `best_placed` of the problem, with what it has placed before.
         within_s: the iteration of the best plan known.
     """
-    placed = cache(partial(best_placed, problem))  # some guides lead to the same candidate
+    placed = placed or cache(partial(best_placed, problem))  # some guides lead to the same candidate
     quick: list[tuple[EvaluatedCandidate | None, Candidate]] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.end_s):
         if candidate.end_s > within_s:
@@ -135,7 +142,7 @@ def best_of(
 
 
 def _placed_carefully(
-    placed: Callable[[Candidate, Sequence[PlacementWeights], int], EvaluatedCandidate | None],
+    placed: PlacedCandidate,
     quick: Sequence[tuple[EvaluatedCandidate | None, Candidate]],
     within_s: float,
 ) -> list[EvaluatedCandidate | None]:
