@@ -82,7 +82,7 @@ def outputs_elsewhere(task: Any, op: Any, device: torch.device) -> list[str]:
     """The devices of an op's outputs, as far as they are not the one of its inputs and its state."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from spindle_cli.analysis.fixed.marks import without_values
+    from spindle_cli.analysis.fixed import without_values
     from spindle_cli.operators.heads.chunked import timed_op
     from spindle_cli.profile.op.counting import fake_state, with_state
 

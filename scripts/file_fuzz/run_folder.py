@@ -44,7 +44,6 @@ from spindle_cli.checkpoint.index import (
     sums_text,
 )
 from spindle_cli.files.artifact import Artifact, to_json, write_json
-from spindle_cli.files.journal import JournalWriter, Note
 from spindle_cli.files.request import (
     CaptureStage,
     RunRequest,
@@ -54,7 +53,9 @@ from spindle_cli.files.request import (
 from spindle_cli.files.run_files import (
     Comparison,
     DeviceTimes,
+    JournalWriter,
     MetaOpComparison,
+    Note,
     PredictedVsMeasured,
     SliceTimes,
     StepMetrics,

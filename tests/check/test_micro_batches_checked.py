@@ -10,7 +10,7 @@ from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import parse_yaml
+from spindle_cli.files.artifact import parse_yaml
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan

@@ -18,7 +18,7 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.check.types import Violation
 from spindle_cli.cli.validity import CANNOT_LINK
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import parse_yaml
+from spindle_cli.files.artifact import parse_yaml
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan

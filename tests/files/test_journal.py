@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spindle_cli.files.journal import Journal, JournalWriter, Note
 from spindle_cli.files.request import journal_path, workers_dir
+from spindle_cli.files.run_files import Journal, JournalWriter, Note
 from spindle_cli.launch.watching.stuck import doing_of_all
 
 ACTIONS = ("the forward pass of slice a/b[0:2]", "the backward pass of slice a/b[0:2]", "the gradient sums")

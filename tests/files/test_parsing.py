@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spindle_cli.errors import InputError
-from spindle_cli.files import parsing
-from spindle_cli.files.parsing import MAX_DEPTH, parse_json, parse_yaml, shown
+from spindle_cli.files import artifact
+from spindle_cli.files.artifact import MAX_DEPTH, parse_json, parse_yaml, shown
 
 
 def plain(text: st.SearchStrategy[str]) -> st.SearchStrategy[object]:
@@ -88,9 +88,9 @@ def test_an_alias_counts_as_what_it_stands_for() -> None:
 def test_values_are_counted_with_their_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
     """One mapping, two keys, a list of two numbers, and the alias to it: 1 + 2 + 3 + 3."""
     text = "a: &a [1, 2]\nb: *a"
-    monkeypatch.setattr(parsing, "MAX_VALUES", 9)
+    monkeypatch.setattr(artifact, "MAX_VALUES", 9)
     assert parse_yaml(text, where="x") == {"a": [1, 2], "b": [1, 2]}
-    monkeypatch.setattr(parsing, "MAX_VALUES", 8)
+    monkeypatch.setattr(artifact, "MAX_VALUES", 8)
     with pytest.raises(InputError, match="x:2:4: more than 8 values"):
         parse_yaml(text, where="x")
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from helpers.plans import two_towers
 from spindle_cli.errors import ExitCode, RunFailedError, WorkerLostError, WorkloadError
-from spindle_cli.files.journal import JournalWriter, Note
 from spindle_cli.files.request import WorkerError, journal_path, log_path
+from spindle_cli.files.run_files import JournalWriter, Note
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare, WorkerExit
 from spindle_cli.launch.watching.cause import describe_failure

@@ -14,7 +14,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan, require_planned
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import parse_yaml
+from spindle_cli.files.artifact import parse_yaml
 from spindle_cli.plan.best.posed import ProblemPoser
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan

@@ -11,7 +11,7 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.profile.op.stand_ins import give_parameters
-from spindle_cli.workload.building.births import Births, parameters_born
+from spindle_cli.workload.building.load import Births, parameters_born
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

@@ -41,7 +41,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.profile.types import LocalSgd
-from spindle_cli.training.data.lengths import find_lengths
+from spindle_cli.training.data.reading import find_lengths
 from spindle_cli.workload.building.load import load, resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph

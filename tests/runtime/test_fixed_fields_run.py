@@ -14,7 +14,7 @@ from case_runs import SGD, Case
 from torch.utils.data import default_collate
 
 from helpers.torch_versions import widens_gradients
-from spindle_cli.analysis.fixed.fields import same_in_every_sample
+from spindle_cli.analysis.fixed import same_in_every_sample
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.runs.records import read_evaluations
 from spindle_cli.workload.building.load import load

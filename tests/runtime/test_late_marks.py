@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spindle_cli.files.journal import Journal, JournalWriter
+from spindle_cli.files.run_files import Journal, JournalWriter
 from spindle_cli.runtime.measuring import action_log, timing
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 

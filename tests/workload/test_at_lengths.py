@@ -14,8 +14,7 @@ from helpers.analysed import analysed
 from spindle_cli.analysis.at_lengths import LengthTracer, is_same_graph, module_over
 from spindle_cli.analysis.losses.counts import LossCounter
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.data.lengths import find_lengths
-from spindle_cli.training.data.reading import open_batches
+from spindle_cli.training.data.reading import find_lengths, open_batches
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.settings.types import Looking
 from spindle_cli.workload.types import Task, Workload

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from helpers.analysed import analysed
+from spindle_cli.analysis.pairs.follow import arguments_of, record
 from spindle_cli.analysis.pairs.recipe import make_recipe
-from spindle_cli.analysis.pairs.record import arguments_of, record
 from spindle_cli.analysis.rules.types import MixesError
 from spindle_cli.operators.batch_dependent import PairsOverShares, pairs_over_shares
 from spindle_cli.profile.checking.in_turn import InTurn

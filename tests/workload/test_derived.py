@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spindle_cli.workload.building.births import Derivations
+from spindle_cli.workload.building.load import Derivations
 from spindle_cli.workload.building.memory import swap
 
 

@@ -19,8 +19,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
 from spindle_cli.training import items
 from spindle_cli.training.batches import Batches
-from spindle_cli.training.data.lengths import find_lengths
-from spindle_cli.training.data.reading import StreamBatches, require_epochs
+from spindle_cli.training.data.reading import StreamBatches, find_lengths, require_epochs
 from spindle_cli.training.data.streams import look_at
 from spindle_cli.training.items import DrawsError, told_of
 from spindle_cli.workload.settings.types import Looking

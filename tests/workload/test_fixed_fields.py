@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse, analyse_for_others
-from spindle_cli.analysis.fixed.marks import fix, rows_within, state_of_values
+from spindle_cli.analysis.fixed import fix, rows_within, state_of_values
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task
@@ -257,7 +257,7 @@ def test_numbers_of_rows_are_within_samples_or_not(make: Callable[[int], Tensor]
 
 
 def test_a_fixed_tensor_is_not_changed_by_what_has_no_values() -> None:
-    from spindle_cli.analysis.fixed.marks import ChangedInPlaceError, call
+    from spindle_cli.analysis.fixed import ChangedInPlaceError, call
 
     fixed = fix(torch.zeros(2))
     with pytest.raises(ChangedInPlaceError):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.training.batches import Batches, SampleShapes
-from spindle_cli.training.data import lengths
-from spindle_cli.training.data.lengths import at_shapes, find_lengths, known_shapes
+from spindle_cli.training.data import reading
+from spindle_cli.training.data.reading import at_shapes, find_lengths, known_shapes
 from spindle_cli.workload.settings.types import FieldLengths, LoaderSettings, Looking, TaskLengths, TaskLoader
 from spindle_cli.workload.types import Task, Workload
 
@@ -111,7 +111,7 @@ def test_samples_of_a_large_batch_are_looked_at_some_at_a_time(
     last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of five samples of which one may be longer, each by itself: of no batch are all put together."""
-    monkeypatch.setattr(lengths, "_AT_ONCE", 1)
+    monkeypatch.setattr(reading, "_AT_ONCE", 1)
     seen: list[int] = []
     rows = Batches.rows
 

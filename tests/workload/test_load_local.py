@@ -13,8 +13,7 @@ from helpers.tiers import every_other
 from spindle_cli.analysis import localise
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.localise import load_local, rebind
-from spindle_cli.workload.building.births import Births, parameters_born
-from spindle_cli.workload.building.load import load, load_abstract
+from spindle_cli.workload.building.load import Births, load, load_abstract, parameters_born
 from spindle_cli.workload.building.partial import drawing_as_if_real
 from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 

@@ -12,8 +12,8 @@ from torch.nn.functional import ctc_loss, gaussian_nll_loss
 
 from helpers.analysed import analysed
 from helpers.torch_versions import broadcasts_variances
-from spindle_cli.analysis.losses.missing import count_present, missing_in_sum, sum_present
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.losses.counts import count_present, missing_in_sum, sum_present
+from spindle_cli.analysis.without_data import Unread
 from spindle_cli.workload.graph import ParameterTable, TaskGraph, WorkloadGraph
 
 from .counted_losses import CASES, SAMPLES, build

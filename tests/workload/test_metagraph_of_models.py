@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.analysed import analysed
-from spindle_cli.analysis.metaops.naming import component_path, short_names
+from spindle_cli.analysis.metaops.contract import component_path, short_names
 from spindle_cli.workload.graph import ParameterTable, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from spindle_cli.analysis.rules.tape import Tape
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Unread
 from spindle_cli.training.precision import MadeInFloat64, WideCasts
 from spindle_cli.workload.refuse import place_of
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from spindle_cli.analysis.localise import load_local
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building import partial as partial_builds
-from spindle_cli.workload.building.births import Births, parameters_born
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import Births, load, parameters_born
 from spindle_cli.workload.building.partial import drawing_as_if_real
 from spindle_cli.workload.building.ranged import Ranged, RangesOnlyError
 from spindle_cli.workload.graph import ParameterTable, WorkloadGraph

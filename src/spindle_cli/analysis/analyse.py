@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 from spindle_cli.analysis.after_update import described, find_constraints, find_following, hold_followed
 from spindle_cli.analysis.evaluation import trace_evaluations
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.analysis.metaops.contract import Run, find_runs
+from spindle_cli.analysis.metaops.contract import Run, component_path, find_runs, short_names
 from spindle_cli.analysis.metaops.finding import Finder
-from spindle_cli.analysis.metaops.naming import component_path, short_names
 from spindle_cli.analysis.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.analysis.metaops.task import analyse_task
 from spindle_cli.analysis.outside import heard
@@ -30,7 +29,7 @@ from spindle_cli.analysis.tracing.regions import Region
 from spindle_cli.analysis.tracing.trace import PART_HINT
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.artifact import sha256_of
-from spindle_cli.training.data.lengths import varying_dims
+from spindle_cli.training.data.reading import varying_dims
 from spindle_cli.workload.building.attributes import values_kept
 from spindle_cli.workload.building.contents import GoesOneWayError
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph, root_of

@@ -22,18 +22,12 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.evaluation import evaluated_on_its_own
 from spindle_cli.analysis.memo import AnalysisMemo
 from spindle_cli.analysis.metaops.cut import names_used
-from spindle_cli.analysis.tracing.behaviour import REGION
-from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
+from spindle_cli.analysis.tracing.behaviour import REGION, NoTwinError, Twins
 from spindle_cli.analysis.tracing.modes import give_modes
 from spindle_cli.analysis.tracing.regions import Region
-from spindle_cli.workload.building.births import Births
-from spindle_cli.workload.building.load import LoadedWorkload, Source, build, read_initial, resolve
+from spindle_cli.workload.building.load import Births, LoadedWorkload, Source, build, read_initial, resolve
 from spindle_cli.workload.building.memory import drop
-from spindle_cli.workload.building.partial import (
-    NotInPartError,
-    build_abstract,
-    build_kept,
-)
+from spindle_cli.workload.building.partial import NotInPartError, build_abstract, build_kept
 from spindle_cli.workload.graph import CONSTANT, TaskGraph, WorkloadGraph, root_of
 from spindle_cli.workload.initial.types import OwnPart, OwnValues
 from spindle_cli.workload.settings.types import Lengths

@@ -21,7 +21,7 @@ import torch
 from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, model_validator
 from torch import Tensor
 
-from spindle_cli.analysis.fixed.marks import values_of
+from spindle_cli.analysis.fixed import values_of
 from spindle_cli.analysis.rules.types import Batch, Mixed, Reduced, Whole
 from spindle_cli.files.artifact import Artifact, Model
 

@@ -39,8 +39,7 @@ from spindle_cli.calibrate.types import (
     SetPrediction,
 )
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.files.artifact import write_json
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown, write_json
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.files.runs.records import TIMELINE_FILE
 from spindle_cli.files.writing import require_no_input, require_no_other, write_text

@@ -32,7 +32,7 @@ from spindle_cli.checkpoint.index import (
     read_index,
 )
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import parse_json, shown
+from spindle_cli.files.artifact import parse_json, shown
 from spindle_cli.files.run_files import CHECKPOINTS_DIR, model_path
 from spindle_cli.files.tensors import DTYPES
 

@@ -54,7 +54,7 @@ def init(
 def _arguments(texts: list[str]) -> dict[str, Any]:
     """Raises: UsageError: no NAME=VALUE, or a value that is no YAML."""
     from spindle_cli.errors import InputError, UsageError
-    from spindle_cli.files.parsing import parse_yaml
+    from spindle_cli.files.artifact import parse_yaml
 
     arguments: dict[str, Any] = {}
     for text in texts:

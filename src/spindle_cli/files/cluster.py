@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from spindle_cli.files.artifact import Artifact, Model, require_none_misspelt
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import Artifact, Model, require_none_misspelt, shown
 from spindle_cli.units import GB, GIB, US
 
 # More, or less, is no link; what programs and simulations make of these stays finite.

@@ -198,7 +198,7 @@ def stack_path(run_dir: Path, rank: int) -> Path:
 
 
 def journal_path(run_dir: Path, rank: int) -> Path:
-    """Where a worker notes at which action it is (see journal.py)."""
+    """Where a worker notes at which action it is (see run_files.py)."""
     return workers_dir(run_dir) / f"rank-{rank:05d}.journal"
 
 

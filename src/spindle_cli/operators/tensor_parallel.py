@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Unread
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.operators.experts.exchange import SamplePart
 from spindle_cli.operators.experts.find import NotByExpertsError, find_experts

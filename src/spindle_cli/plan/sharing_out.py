@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
+from spindle_cli.files.artifact import shown
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.parsing import shown
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 
 _IN_FILES = [level.value for level in Sharding if level is not Sharding.KEPT]

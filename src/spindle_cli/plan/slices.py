@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import Model, shown
 from spindle_cli.files.cluster import MAX_DEVICES
-from spindle_cli.files.parsing import shown
 from spindle_cli.profile.types import Devices, MetaOp, NumOps, OpNumber, Seconds
 
 # What `parse_devices` takes.

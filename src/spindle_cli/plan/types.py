@@ -13,9 +13,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.types import Joint
-from spindle_cli.files.artifact import Model, validate
+from spindle_cli.files.artifact import Model, shown, validate
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.parsing import shown
 from spindle_cli.files.sharding import LARGEST_WEIGHT, Sharding
 from spindle_cli.plan.sharing_out import SharingOut, require_kept, require_weights, with_kept
 from spindle_cli.plan.slices import Slice as Slice

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.profile.points import MAX_OPS
 
 Node = TypeVar("Node", bound=Hashable)

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 
 from spindle_cli.costs.flops import flops_by_metaop
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import validate
-from spindle_cli.files.parsing import parse_json
+from spindle_cli.files.artifact import parse_json, validate
 from spindle_cli.files.run_files import (
     METRICS_FILE,
     PREDICTED_FILE,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from spindle_cli.account.groups import gathered_matrices
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest
+from spindle_cli.files.run_files import JournalWriter
 from spindle_cli.operators.factors import capture
 from spindle_cli.process.devices import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment

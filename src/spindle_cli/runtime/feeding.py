@@ -20,7 +20,7 @@ from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.losses import LossAccumulator
 from spindle_cli.runtime.worker_context import WorkerContext
 from spindle_cli.training.batches import Batches
-from spindle_cli.training.data.lengths import known_shapes
+from spindle_cli.training.data.reading import known_shapes
 from spindle_cli.training.data.streams import UNREADABLE, is_stream, look_at
 from spindle_cli.workload.types import FlowTask, Task
 

@@ -19,7 +19,7 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.settings.types import Draw, Every, Sampling, TaskShare
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model, require_known_keys
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import Artifact, Model, require_known_keys, shown
 from spindle_cli.workload.init_from import InitSources
 from spindle_cli.workload.settings.types import LoaderSettings, LocalSgd, Sampling, require_with_islands
 from spindle_cli.workload.settings.updates import (

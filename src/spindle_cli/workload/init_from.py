@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from spindle_cli.files.artifact import Model, require_known_keys
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import Model, require_known_keys, shown
 
 STAR = "*"
 _REGULAR = "^"

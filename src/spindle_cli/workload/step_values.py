@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.settings.updates import between

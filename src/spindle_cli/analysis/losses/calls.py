@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, fx
 
-from spindle_cli.analysis.losses.counts import Counts
+from spindle_cli.analysis.losses.counts import Counts, LossCall, Over
 from spindle_cli.analysis.losses.expressions import (
     Call,
     Expression,
+    Form,
+    Kind,
+    NotKnownError,
     Share,
     count_targets,
     over_count,
 )
-from spindle_cli.analysis.losses.forms import Form, Kind, NotKnownError
-from spindle_cli.analysis.losses.functions import LossCall, Over
 from spindle_cli.analysis.tracing.shapes import Shapes
 
 # What gives labels that are never negative, so that ignore_index=-100 ignores none of them.

@@ -1,4 +1,6 @@
-"""What a loss is made of, as data: expressions that are written into a graph.
+"""What a loss is made of, as data: expressions that are written into a graph, the operations of torch and
+Python that add up, scale, join and reduce, and how the values of a share of a batch stand to those of
+the whole batch.
 
 A share of a loss is another computation than the user's: a mean over what counts becomes a sum over this
 share divided by what the whole batch counts. Its expression says so over the nodes of the user's trace.
@@ -6,14 +8,108 @@ share divided by what the whole batch counts. Its expression says so over the no
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from spindle_cli.analysis.autocast import WithoutAutocast
+
+
+class Kind(Enum):
+    """How a value in a share stands to the whole batch's.
+
+    ROWS: it has the rows of the share's samples, as they are in the whole batch's.
+    EQUAL: it is the whole batch's.
+    PART: the shares' values add up to the whole batch's.
+    """
+
+    ROWS = "rows"
+    EQUAL = "equal"
+    PART = "part"
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A value of a share of the loss.
+
+    Attributes:
+        degree: how the whole batch's value grows with the number of samples: 0 for a mean, 1 for a sum; None:
+            in another way.
+        expression: what computes it; constants and structures of them stand for themselves.
+    """
+
+    kind: Kind
+    degree: int | None
+    expression: Expression | Any
+
+
+class NotKnownError(Exception):
+    """A loss is not known to be a sum or mean over what counts."""
+
+    def __init__(self, why: str, node: fx.Node) -> None:
+        super().__init__(why)
+        place = node.meta.get("place")
+        self.reason = why if place is None else f"{why} ({place})"
+
+
+def plus(first: int | None, second: int | None, sign: int = 1) -> int | None:
+    """The degree of a product, or with sign -1 of a quotient."""
+    return None if first is None or second is None else first + sign * second
+
+
+def highest(degrees: set[int | None]) -> int | None:
+    """The degree of a sum of values that all shares know."""
+    known_degrees = [degree for degree in degrees if degree is not None]
+    return max(known_degrees, default=0) if len(known_degrees) == len(degrees) else None
+
+
+def most(kinds: set[Kind]) -> Kind:
+    """The kind of a value that is made of values of these kinds."""
+    return next(kind for kind in (Kind.PART, Kind.ROWS, Kind.EQUAL) if kind in kinds)
+
+
+def is_zero(form: Form) -> bool:
+    """Whether it is the constant zero, which grows with the batch in any way."""
+    return isinstance(form.expression, int | float) and form.expression == 0
+
+
+MEANS = {"mean", torch.mean}
+SUMS = {"sum", torch.sum, "nansum", torch.nansum, "count_nonzero", torch.count_nonzero}
+LINEAR = {
+    *("to", "float", "double", "contiguous", "clone", "squeeze", "unsqueeze", "view", "reshape", "neg"),
+    *("flatten", "type", "bfloat16", "half"),
+    *(operator.neg, operator.getitem, torch.neg, torch.squeeze, torch.unsqueeze, torch.reshape),
+    *(torch.flatten, torch.clone),
+}
+ADDITIONS = {operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub, "add", "sub"}
+PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "multiply"}
+QUOTIENTS = {
+    operator.truediv,
+    operator.itruediv,
+    torch.div,
+    torch.divide,
+    torch.true_divide,
+    "div",
+    "divide",
+}
+RECIPROCALS = {"reciprocal", torch.reciprocal}
+JOINS = {torch.stack, torch.cat}
+# Of the sums, those that are of rows alone: what is NaN in a share, or not zero, may not be so in the whole.
+NUMBERS_OF = {"nansum", torch.nansum, "count_nonzero", torch.count_nonzero}
+# Of the linear ones, those that keep every sample's rows together where the samples come first.
+ROW_BY_ROW = {
+    *("to", "float", "double", "contiguous", "clone", "unsqueeze", "view", "reshape", "neg", "type"),
+    *(operator.neg, torch.neg, torch.unsqueeze, torch.reshape, torch.clone),
+}
+# What guards a count against zero leaves it growing as it does.
+GUARDS = {"clamp", "clamp_min", "maximum", "max", torch.clamp, torch.clamp_min, torch.maximum, torch.max}
+# Arithmetic in which a number scales a tensor, unlike sizes given to a reshape.
+ARITHMETIC = ADDITIONS | PRODUCTS | QUOTIENTS | {operator.pow, torch.pow, "pow"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,20 +23,15 @@ import torch
 from torch import fx, nn
 
 from spindle_cli.analysis.losses.calls import form_of_loss
-from spindle_cli.analysis.losses.counts import Counts
-from spindle_cli.analysis.losses.expressions import (
-    Call,
-    Copy,
-    Expression,
-    Share,
-    over_count,
-    whole_number,
-    without_autocast,
+from spindle_cli.analysis.losses.counts import (
+    NANMEANS,
+    Counts,
+    Missing,
+    count_present,
+    loss_call,
+    sum_present,
 )
-from spindle_cli.analysis.losses.forms import Form, Kind, NotKnownError, highest, is_zero, most, plus
-from spindle_cli.analysis.losses.functions import loss_call
-from spindle_cli.analysis.losses.missing import NANMEANS, Missing, count_present, sum_present
-from spindle_cli.analysis.losses.operations import (
+from spindle_cli.analysis.losses.expressions import (
     ADDITIONS,
     ARITHMETIC,
     GUARDS,
@@ -49,6 +44,20 @@ from spindle_cli.analysis.losses.operations import (
     RECIPROCALS,
     ROW_BY_ROW,
     SUMS,
+    Call,
+    Copy,
+    Expression,
+    Form,
+    Kind,
+    NotKnownError,
+    Share,
+    highest,
+    is_zero,
+    most,
+    over_count,
+    plus,
+    whole_number,
+    without_autocast,
 )
 from spindle_cli.analysis.splitting.coupling import Trace
 from spindle_cli.analysis.tracing.faithful import NO_AUTOCAST

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.autocast import copy_without_autocast
-from spindle_cli.analysis.fixed.fields import is_check
+from spindle_cli.analysis.fixed import is_check
 from spindle_cli.analysis.losses.counts import SHARE
 from spindle_cli.analysis.losses.expressions import Count, Writer, parts_of
 from spindle_cli.analysis.metaops.glue import Homes

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
-from spindle_cli.analysis.losses.forms import NotKnownError
-from spindle_cli.analysis.losses.operations import ARITHMETIC
+from spindle_cli.analysis.losses.expressions import ARITHMETIC, NotKnownError
 from spindle_cli.analysis.losses.reduction import LossPart, find_part, find_part_of_whole
 from spindle_cli.analysis.metaops.sharing import AtHand
 from spindle_cli.analysis.own_draws import draws_random_numbers
@@ -40,7 +39,7 @@ from spindle_cli.analysis.splitting.coupling import (
     why_coupled,
     why_mixing,
 )
-from spindle_cli.analysis.tracing.inplace import changed_in_place
+from spindle_cli.analysis.tracing.faithful import changed_in_place
 from spindle_cli.analysis.tracing.prepare import is_put_together
 from spindle_cli.analysis.tracing.questions import question_of
 from spindle_cli.analysis.tracing.regions import Region

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor, fx
 
 from spindle_cli.analysis.autograd import Asking
-from spindle_cli.analysis.fixed.marks import rows_of
+from spindle_cli.analysis.fixed import rows_of
 from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import FlowRecord, key_of, portable
 from spindle_cli.analysis.pairs.find import described
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
-from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.splitting.backward import has_others
 from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.workload.building.attributes import swapped_tensors, watching
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 

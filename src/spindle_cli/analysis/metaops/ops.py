@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.fixed.fields import add_checks
+from spindle_cli.analysis.fixed import add_checks
 from spindle_cli.analysis.metaops.cut import Cutter
 from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.analysis.metaops.glue import find_homes
@@ -16,7 +16,7 @@ from spindle_cli.analysis.pairs.find import split_pairs
 from spindle_cli.analysis.rules.batch_norms import statistics_of
 from spindle_cli.analysis.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.analysis.splitting.samples import Samples
-from spindle_cli.analysis.tracing.inplace import check_homes, check_in_place
+from spindle_cli.analysis.tracing.faithful import check_homes, check_in_place
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.analysis.tracing.prepare import (
     NO_RESULTS,

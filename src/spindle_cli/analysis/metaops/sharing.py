@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.metaops.naming import _unique
+from spindle_cli.analysis.metaops.contract import _unique
 from spindle_cli.workload.graph import Op, TaskGraph
 
 Block = frozenset[int]  # ids of the parameters that one op's layer holds

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from spindle_cli.analysis.fixed.fields import SEEN, with_fixed
-from spindle_cli.analysis.fixed.refusal import ReadsValuesError
+from spindle_cli.analysis.fixed import SEEN, ReadsValuesError, with_fixed
 from spindle_cli.analysis.metaops.finding import Finder
 from spindle_cli.analysis.metaops.ops import make_ops
 from spindle_cli.analysis.pairs.find import NAMED
@@ -23,8 +22,7 @@ from spindle_cli.analysis.tracing.flow import flow_graph
 from spindle_cli.analysis.tracing.regions import Regions, UnfitError
 from spindle_cli.analysis.tracing.trace import trace_task
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.data.lengths import FEW, at_shapes
-from spindle_cli.training.data.reading import first_samples
+from spindle_cli.training.data.reading import FEW, at_shapes, first_samples
 from spindle_cli.workload.arguments import arguments_of
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph
 from spindle_cli.workload.refuse import sparse_gradient

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.analysis.memo import key_of, portable
+from spindle_cli.analysis.pairs.follow import arguments_of
 from spindle_cli.analysis.pairs.op_split import NO_ROW
 from spindle_cli.analysis.pairs.recipe import Gather, recipe_of_share
-from spindle_cli.analysis.pairs.record import arguments_of
 from spindle_cli.analysis.rules.types import MixesError
 from spindle_cli.analysis.tracing.behaviour import Kinds, name_of
 from spindle_cli.analysis.tracing.observe import Observer

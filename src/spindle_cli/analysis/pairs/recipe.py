@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.analysis.pairs.follow import Numbered, Recording, Step
+from spindle_cli.analysis.pairs.follow import Numbered, Recording, Step, arguments_of, record_share
 from spindle_cli.analysis.pairs.op_split import BOTH_WAYS, Along
-from spindle_cli.analysis.pairs.record import arguments_of, record_share
 from spindle_cli.analysis.pairs.rules import ADDS
 from spindle_cli.analysis.rules.tape import Varying
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Pairs, Part

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from spindle_cli.analysis.fixed.refusal import reads_values
-from spindle_cli.analysis.rules.remembered import Remembering
+from spindle_cli.analysis.fixed import reads_values
 from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.analysis.splitting.follow import Follower
 from spindle_cli.analysis.tracing.shapes import leaves_of
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.workload.refuse import place_of_error
 
 _OTHER = "in its backward pass other things are done for another size of the batch"

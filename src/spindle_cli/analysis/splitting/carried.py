@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
-from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
-from spindle_cli.analysis.tracing.proxies.counters import PLAIN, Unknown, unknown_inside
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.tracing.proxies.attributes import PLAIN, Unknown, unknown_inside
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.workload.building.attributes import Changes, Memories, watching
 from spindle_cli.workload.building.memory import is_by_shape, memory_of, overwritten_by, written_by
 from spindle_cli.workload.introspection import OF_TORCH

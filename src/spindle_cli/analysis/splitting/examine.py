@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.fixed.marks import is_fixed, state_of_values
-from spindle_cli.analysis.fixed.refusal import reads_values
+from spindle_cli.analysis.fixed import is_fixed, reads_values, state_of_values
 from spindle_cli.analysis.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.analysis.outside import noting_outside_reads
 from spindle_cli.analysis.own_draws import OwnDraws
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics, statistics_of
-from spindle_cli.analysis.rules.remembered import Remembering
 from spindle_cli.analysis.rules.tape import Tape, tensors_in
 from spindle_cli.analysis.rules.types import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.analysis.splitting.backward import Backward, why_coupled_backwards
@@ -33,7 +31,7 @@ from spindle_cli.analysis.splitting.carried import (
 from spindle_cli.analysis.splitting.follow import Follower, check_shapes
 from spindle_cli.analysis.tracing.observe import Observer, failures_unlogged
 from spindle_cli.analysis.tracing.shapes import leaves_of
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.building.memory import memory_of, written_by
 from spindle_cli.workload.refuse import place_of_error

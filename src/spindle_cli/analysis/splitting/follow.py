@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from spindle_cli.analysis.fixed.marks import rows_within, state_of_values, values_of
+from spindle_cli.analysis.fixed import rows_within, state_of_values, values_of
 from spindle_cli.analysis.rules.table import states_of
 from spindle_cli.analysis.rules.tape import Call, Entry, Operand, Varying, tensors_in
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Reduced, State, Whole

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.fixed import marks
-from spindle_cli.analysis.fixed.marks import rows_for
+from spindle_cli.analysis import fixed
+from spindle_cli.analysis.fixed import rows_for
 from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import key_of, portable
 from spindle_cli.analysis.own_draws import draws_by_itself, draws_random_numbers, generators_kept
@@ -212,7 +212,7 @@ class _Trial:
             return rows_for(self._shapes.values[node], count)
         if _is_known(node, self._shapes):
             given = fx.node.map_arg((node.args, node.kwargs), lambda source: self._evaluate(source, count))
-            return marks.computed(_call(node), *given)
+            return fixed.computed(_call(node), *given)
         if not isinstance(self._shapes.values[node], Tensor):
             return self._number(self._shapes.values[node], self._shapes.doubled[node], count)
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda source: self._evaluate(source, count))
@@ -290,7 +290,7 @@ def _is_made_of_sizes(node: fx.Node) -> bool:
 
 
 def _text(value: Any) -> str:
-    return marks.describe(value) if isinstance(value, Tensor) else repr(value)
+    return fixed.describe(value) if isinstance(value, Tensor) else repr(value)
 
 
 def _is_known(node: fx.Node, shapes: Shapes) -> bool:

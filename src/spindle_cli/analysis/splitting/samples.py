@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.fixed.marks import describe, is_fixed, rows_for
+from spindle_cli.analysis.fixed import describe, is_fixed, rows_for
 from spindle_cli.analysis.layer_numbers import Findings as OfCalls
 from spindle_cli.analysis.memo import FindingsRecord, key_of, portable
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from spindle_cli.analysis.reading import Reader, place_of
+from spindle_cli.analysis.outside import Reader, kept_in
 from spindle_cli.analysis.splitting.carried import SOMETHING
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.contents import last_name
@@ -50,7 +50,7 @@ def refuse_shared_state(tasks: Mapping[str, TaskGraph]) -> None:
             for name in op.kept:
                 if name == SOMETHING:
                     continue
-                first_keeper = keepers.setdefault(place_of(task.root, name), (task, op))
+                first_keeper = keepers.setdefault(kept_in(task.root, name), (task, op))
                 if first_keeper[1] is not op:
                     raise _goes_on(task, op, f"keeps {name}", first_keeper, f"{_OF_ITS_OWN} {_UNREAD}")
             leavers += [(task, op, name) for name in op.left]
@@ -65,7 +65,7 @@ def refuse_left_for_others(
     another task's reads and leaves nothing in: that one finds what was there when it was traced.
 
     Args:
-        left_between: by task, what it leaves: places (`reading.place_of`) with their names.
+        left_between: by task, what it leaves: places (`kept_in`) with their names.
 
     Raises:
         WorkloadError: with both tasks, and what to do.
@@ -120,7 +120,7 @@ def _refuse_readers(tasks: Mapping[str, TaskGraph], leavers: Sequence[tuple[Task
 
     by_place: dict[object, list[tuple[TaskGraph, Op, str]]] = {}
     for task, op, name in leavers:
-        by_place.setdefault(place_of(task.root, name), []).append((task, op, name))
+        by_place.setdefault(kept_in(task.root, name), []).append((task, op, name))
     for task in tasks.values():
         for op in task.ops:
             for place, left in by_place.items():

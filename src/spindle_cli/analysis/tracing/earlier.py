@@ -16,19 +16,20 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import is_fake
 
-from spindle_cli.analysis.fixed.refusal import ReadsValuesError
-from spindle_cli.analysis.outside import OutsideReads
+from spindle_cli.analysis.fixed import ReadsValuesError
+from spindle_cli.analysis.outside import OutsideReads, Reader, kept_in
 from spindle_cli.analysis.own_draws import draws_by_itself
-from spindle_cli.analysis.reading import Reader, place_of
-from spindle_cli.analysis.tracing.proxies.counters import (
+from spindle_cli.analysis.tracing.proxies.attributes import (
     OF_OPERATOR,
     PLAIN,
+    KeptValue,
     ReadsUnknownError,
+    Scratch,
+    SeenAttributes,
     SetsPlainError,
     Unknown,
     of_operator,
 )
-from spindle_cli.analysis.tracing.proxies.scratch import KeptValue, Scratch, SeenAttributes
 from spindle_cli.analysis.tracing.regions import name_in_any_trace
 from spindle_cli.analysis.tracing.signature import place_of_function
 from spindle_cli.errors import WorkloadError
@@ -224,7 +225,7 @@ def _refuse_read_by_operators(
         {id(leftover.holder) for leftover in leftovers},
         {leftover.name for leftover in leftovers},
     )
-    all_places = {name: place_of(root, name) for name in left.within if name not in names}
+    all_places = {name: kept_in(root, name) for name in left.within if name not in names}
     places = {name: place for name, place in all_places.items() if _holder(place) not in holders}
     if not places:
         return

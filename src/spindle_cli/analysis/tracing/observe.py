@@ -19,26 +19,26 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.fixed.marks import describe, is_fixed, rows_for
-from spindle_cli.analysis.fixed.refusal import (
+from spindle_cli.analysis.fixed import (
     FRAMES,
     ReadsValuesError,
     after_selection,
+    describe,
     fields_behind,
+    is_fixed,
     reading,
     reads_values,
+    rows_for,
 )
 from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.analysis.outside import noting_outside_reads
 from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
-from spindle_cli.analysis.rules.remembered import Remembering, new_fake
 from spindle_cli.analysis.tracing.behaviour import Kinds
 from spindle_cli.analysis.tracing.modes import SeenModes
-from spindle_cli.analysis.tracing.proxies.counters import Unknown
-from spindle_cli.analysis.tracing.proxies.row_by_row import USE
-from spindle_cli.analysis.tracing.proxies.scratch import SeenAttributes
+from spindle_cli.analysis.tracing.proxies.attributes import SeenAttributes, Unknown
+from spindle_cli.analysis.tracing.proxies.rows import USE
 from spindle_cli.analysis.tracing.seen import LeftBehind, OtherShapesError, Samples, seen_result
 from spindle_cli.analysis.tracing.shapes import (
     ChangesRecordError,
@@ -48,7 +48,7 @@ from spindle_cli.analysis.tracing.shapes import (
     records_kept,
     show_records,
 )
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread, new_fake
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import (
     Changes,

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from spindle_cli.analysis.tracing.inplace import is_in_place_name
+from spindle_cli.analysis.tracing.faithful import is_in_place_name
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -25,10 +25,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.autograd import ASKS_GRADIENTS
-from spindle_cli.analysis.fixed.refusal import ReadsValuesError
+from spindle_cli.analysis.fixed import ReadsValuesError
 from spindle_cli.analysis.memo import HERE
-from spindle_cli.analysis.tracing.behaviour import REGION, behaviour_of, is_filled
-from spindle_cli.analysis.tracing.builds import NoTwinError, Twins
+from spindle_cli.analysis.tracing.behaviour import REGION, NoTwinError, Twins, behaviour_of, is_filled
 from spindle_cli.analysis.tracing.parts import (
     Cut,
     Part,

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from spindle_cli.analysis.fixed.marks import is_fixed
+from spindle_cli.analysis.fixed import is_fixed
 from spindle_cli.analysis.tracing.shapes import leaves_of, records_kept, show_records
 from spindle_cli.workload.building.attributes import Before, Changes, swapped_tensors
 from spindle_cli.workload.building.contents import all_hooks_put_back

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from spindle_cli.analysis.fixed.marks import is_fixed, one_row
+from spindle_cli.analysis.fixed import is_fixed, one_row
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.refuse import refusal
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointFunction
 
-from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
-from spindle_cli.analysis.outside import noting_outside_reads
+from spindle_cli.analysis.fixed import FRAMES, ReadsValuesError
+from spindle_cli.analysis.outside import kept_in, noting_outside_reads
 from spindle_cli.analysis.own_draws import unseeded
-from spindle_cli.analysis.reading import place_of
 from spindle_cli.analysis.tracing.earlier import (
     refuse_earlier,
     refuse_outside,
@@ -30,8 +29,9 @@ from spindle_cli.analysis.tracing.faithful import (
 from spindle_cli.analysis.tracing.modes import give_modes
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import Observer
-from spindle_cli.analysis.tracing.proxies.counters import (
+from spindle_cli.analysis.tracing.proxies.attributes import (
     DECLARED,
+    Scratch,
     SetsPlainError,
     Unknown,
     unknown_inside,
@@ -39,11 +39,10 @@ from spindle_cli.analysis.tracing.proxies.counters import (
 from spindle_cli.analysis.tracing.proxies.functions import classes_are_known, creators_traced, draws_are_sized
 from spindle_cli.analysis.tracing.proxies.grids import grids_are_calls
 from spindle_cli.analysis.tracing.proxies.known import UnknownError, numbers_are_known
-from spindle_cli.analysis.tracing.proxies.scratch import Scratch
 from spindle_cli.analysis.tracing.regions import HeldRegions, Region, Regions, UnfitError
 from spindle_cli.analysis.tracing.signature import check_signature, place_of_function
 from spindle_cli.analysis.tracing.tracer import IN_OPERATOR, OperatorTracer
-from spindle_cli.analysis.unread import not_validated
+from spindle_cli.analysis.without_data import not_validated
 from spindle_cli.errors import WorkloadError
 from spindle_cli.training.precision import MadeInFloat64, forget_equal_twins
 from spindle_cli.workload.arguments import arguments_of
@@ -171,7 +170,7 @@ def _traced(
                 tracer, moves, graph = trace()
             memories.compare(left)
             observer.attributes.left_between[task.name] = {
-                place_of(task.module, name): name
+                kept_in(task.module, name): name
                 for name in (*left.within, *_left_by_regions(tracer.regions, observer))
             }
             refuse_earlier(

@@ -17,26 +17,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spindle_cli.analysis.autocast import AutocastSeen
 from spindle_cli.analysis.autograd import Asking
-from spindle_cli.analysis.fixed.refusal import FRAMES, ReadsValuesError
+from spindle_cli.analysis.fixed import FRAMES, ReadsValuesError
 from spindle_cli.analysis.tracing.earlier import (
     GIVE_AS_ARGUMENT,
 )
 from spindle_cli.analysis.tracing.faithful import (
+    is_in_place_name,
     note_contexts,
     refuse_question,
     refuse_seeding,
 )
-from spindle_cli.analysis.tracing.inplace import is_in_place_name
 from spindle_cli.analysis.tracing.modes import Modes
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import Observer
 from spindle_cli.analysis.tracing.proxies import selecting
-from spindle_cli.analysis.tracing.proxies.capturing import is_recorded, record
-from spindle_cli.analysis.tracing.proxies.changes import TracedValue
-from spindle_cli.analysis.tracing.proxies.counters import (
+from spindle_cli.analysis.tracing.proxies.attributes import (
     ReadsUnknownError,
+    Scratch,
     Unknown,
 )
+from spindle_cli.analysis.tracing.proxies.capturing import is_recorded, record
+from spindle_cli.analysis.tracing.proxies.changes import TracedValue
 from spindle_cli.analysis.tracing.proxies.known import Known
 from spindle_cli.analysis.tracing.proxies.rows import (
     divided_and_joined,
@@ -44,9 +45,7 @@ from spindle_cli.analysis.tracing.proxies.rows import (
     joined_again,
     rows_of,
 )
-from spindle_cli.analysis.tracing.proxies.scratch import Scratch
-from spindle_cli.analysis.tracing.proxies.selected_calls import made_of
-from spindle_cli.analysis.tracing.proxies.selecting import Selected
+from spindle_cli.analysis.tracing.proxies.selecting import Selected, made_of
 from spindle_cli.analysis.tracing.regions import HeldRegions, Region, UnfitError
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.errors import WorkloadError

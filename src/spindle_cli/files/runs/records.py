@@ -22,8 +22,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model, Sparse, validate
-from spindle_cli.files.parsing import parse_json, shown
+from spindle_cli.files.artifact import Artifact, Model, Sparse, parse_json, shown, validate
 from spindle_cli.files.request import workers_dir
 from spindle_cli.files.run_files import Loss
 from spindle_cli.files.writing import written_whole

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from spindle_cli.files.journal import Journal
 from spindle_cli.files.request import journal_path, pid_path, stack_path, workers_dir
+from spindle_cli.files.run_files import Journal
 
 # For the stacks to be written; a worker that does not run at all writes none.
 ANSWER_S = 1.0

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Unread
 from spindle_cli.operators.experts.exchange import EXPERTS_DIM, SAMPLES_DIM
 from spindle_cli.operators.experts.types import ExpertSplit
 from spindle_cli.operators.sequence.around import as_they_are, parameters_beside

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from spindle_cli.analysis.losses.functions import LossCall, loss_call
+from spindle_cli.analysis.losses.counts import LossCall, loss_call
 from spindle_cli.operators.heads.projections import Projection
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 

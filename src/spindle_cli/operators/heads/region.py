@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.fixed.marks import without_values
+from spindle_cli.analysis.fixed import without_values
 from spindle_cli.analysis.own_draws import draws_random_numbers
-from spindle_cli.analysis.rules.remembered import Remembering, fake_mode
-from spindle_cli.analysis.tracing.inplace import changed_in_place
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.tracing.faithful import changed_in_place
+from spindle_cli.analysis.without_data import Remembering, Unread, fake_mode
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.graph import ValueSpec, made_of, reached
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.fixed.marks import without_values
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.fixed import without_values
+from spindle_cli.analysis.without_data import Unread
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.workload.building.attributes import swapped_tensors
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec

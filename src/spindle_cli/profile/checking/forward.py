@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.reading import Reader, place_of
+from spindle_cli.analysis.outside import Reader, kept_in
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, first_line, relative_difference, require_dense
 from spindle_cli.profile.checking.values import Values
@@ -78,7 +78,7 @@ def refuse_read_of_backward(task: TaskGraph, names: Sequence[str]) -> None:
         return
     reader = Reader([task.root], backward=False)
     for name in names:
-        if reader.reads(name, place_of(task.root, name), reader):
+        if reader.reads(name, kept_in(task.root, name), reader):
             raise refusal(
                 task.task.name,
                 f"a backward pass moves {name}, which forward reads: under a plan each device, share and "

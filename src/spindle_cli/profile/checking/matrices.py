@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional
 
-from spindle_cli.analysis.rules.remembered import Remembering
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.costs.parameters import MatrixGradient
 from spindle_cli.operators.factors import Capturing
 from spindle_cli.operators.heads.chunked import timed_op

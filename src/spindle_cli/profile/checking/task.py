@@ -25,7 +25,7 @@ from spindle_cli.profile.checking.compare import OpShares, Run, first_line, larg
 from spindle_cli.profile.checking.forward import compare_with_forward, refuse_read_of_backward
 from spindle_cli.profile.checking.values import Values, choose_samples, made_real, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
-from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.data.reading import first_batch
 from spindle_cli.training.precision import NoRandomness, constants_in, dtype_in
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.data.reading import first_batch
 from spindle_cli.training.items import seed_of
 from spindle_cli.training.precision import constants_of_modules, convert_constants, dtype_in
 from spindle_cli.workload.building.attributes import Before, hold_parameter, tensors_kept

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.analysis.rules.remembered import Remembering
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread
 from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.operators.batch_dependent import named_in, pairs_over_shares, summing_over
 from spindle_cli.operators.heads.chunked import sampled, timed_op

@@ -19,10 +19,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from spindle_cli.analysis.fixed.marks import without_values
-from spindle_cli.analysis.rules.remembered import Remembering, fake_mode
+from spindle_cli.analysis.fixed import without_values
 from spindle_cli.analysis.rules.tape import tensors_in
-from spindle_cli.analysis.unread import Unread
+from spindle_cli.analysis.without_data import Remembering, Unread, fake_mode
 from spindle_cli.costs.flops import Arithmetic
 from spindle_cli.operators.batch_dependent import named_in, pairs_over_shares, summing_over
 from spindle_cli.operators.heads.chunked import gradients_later, sampled, timed_op
@@ -32,7 +31,7 @@ from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
-from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.data.reading import first_batch
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.building.memory import dense_parts
 from spindle_cli.workload.file import LossChunks

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spindle_cli.profile.op.failing import failures_told
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.training.data.lengths import first_batch
+from spindle_cli.training.data.reading import first_batch
 from spindle_cli.training.precision import computing
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph

@@ -13,7 +13,7 @@ from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.at_lengths import LengthTracer
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.training.data.lengths import find_lengths
+from spindle_cli.training.data.reading import find_lengths
 from spindle_cli.training.precision import convert_module, in_dtype, number_format
 from spindle_cli.training.sampling import sets_of, turns_of
 from spindle_cli.workload.building.attributes import hold_parameter

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spindle_cli.errors import UsageError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.workload.step_values import StepValues, is_number
 
 

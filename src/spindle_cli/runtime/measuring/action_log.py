@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from spindle_cli.files.journal import JournalWriter, Note
+from spindle_cli.files.run_files import JournalWriter, Note
 from spindle_cli.runtime.measuring.timing import Mark, has_passed, take_mark
 
 # A device comes to an action long after its host; how often a thread looks how far it has come.

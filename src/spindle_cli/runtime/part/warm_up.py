@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.analysis.fixed.marks import rows_of
+from spindle_cli.analysis.fixed import rows_of
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.operators.random_streams import RandomState
 from spindle_cli.runtime.part.localise import LocalModel

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.files.tensors import parse_key
 from spindle_cli.training.optimizing.optimizer import imported, make_optimizer, state_per_param, where_raised
 from spindle_cli.training.precision import number_format

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.workload.building.load import Wanted, import_file
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.settings.updates import OptimizerChoice

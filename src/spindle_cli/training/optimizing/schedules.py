@@ -16,7 +16,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.training.optimizing.optimizer import (
     class_named,
     imported,

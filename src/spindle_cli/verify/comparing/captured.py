@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.files.request import CaptureStage, capture_path
 from spindle_cli.files.tensors import Fragment, fragment_key, joined, parse_key
 

@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import SpindleError
-from spindle_cli.workload.building.births import Births, Derivations, parameters_born
-from spindle_cli.workload.building.load import Source, build
+from spindle_cli.workload.building.load import Births, Derivations, Source, build, parameters_born
 from spindle_cli.workload.building.memory import drop, swap
 from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.initial.types import OwnPart

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import shown
 from spindle_cli.workload.graph import root_of
 from spindle_cli.workload.init_from import InitFrom, InitSource, Pattern
 from spindle_cli.workload.initial.tensor_files import TensorPlace, tensors_in

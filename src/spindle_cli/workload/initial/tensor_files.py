@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import read_data
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import read_data, shown
 from spindle_cli.files.tensors import DTYPES
 
 SINGLE_FILES = ("model.safetensors", "adapter_model.safetensors")

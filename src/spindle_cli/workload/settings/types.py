@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Model, require_known_keys
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import Model, require_known_keys, shown
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -22,8 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from spindle_cli.files.artifact import Model, require_known_keys
-from spindle_cli.files.parsing import shown
+from spindle_cli.files.artifact import Model, require_known_keys, shown
 
 # 'element-wise': it keeps, and steps, each element of a parameter by itself. 'whole': it looks at a parameter
 # as a whole (a matrix, its rows), at each by itself.

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from spindle_cli.analysis.fixed.refusal import ReadsValuesError
-from spindle_cli.analysis.tracing.faithful import NO_GRAD
-from spindle_cli.analysis.tracing.inplace import HINT, is_in_place_name, refusal_of_state, way_out
+from spindle_cli.analysis.fixed import ReadsValuesError
+from spindle_cli.analysis.tracing.faithful import HINT, NO_GRAD, is_in_place_name, refusal_of_state, way_out
 from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT, Observer, storage_of
 from spindle_cli.analysis.tracing.shapes import Shapes, leaves_of
 from spindle_cli.errors import WorkloadError

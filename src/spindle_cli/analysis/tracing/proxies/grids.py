@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.fixed import marks
+from spindle_cli.analysis import fixed
 from spindle_cli.errors import WorkloadError
 
 _LIBRARY = "transformers."
@@ -44,7 +44,7 @@ class OfGrids:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        return marks.computed(self._function, args, kwargs)
+        return fixed.computed(self._function, args, kwargs)
 
     def __repr__(self) -> str:
         return f"{self._function.__module__}.{self._function.__qualname__}"
@@ -76,7 +76,7 @@ class RopeIndex:
         tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
         if not all(map(_has_values, tensors.values())):
             return _like(tokens, list(tensors.values()))
-        given: tuple[Tensor, Tensor] = marks.computed(self._per_sample, (tokens, tensors, fields), {})
+        given: tuple[Tensor, Tensor] = fixed.computed(self._per_sample, (tokens, tensors, fields), {})
         return given
 
     def _per_sample(

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.analysis.fixed.marks import is_fixed
-from spindle_cli.analysis.fixed.refusal import ReadsValuesError, fields_behind
+from spindle_cli.analysis.fixed import ReadsValuesError, fields_behind, is_fixed
 from spindle_cli.analysis.tracing.observe import Observer, storage_of
 from spindle_cli.analysis.tracing.proxies.functions import isinstance_of_python
 from spindle_cli.analysis.tracing.proxies.selecting import seen_as

@@ -1,5 +1,8 @@
-"""Tensors whose values are known before training: what is computed from nothing but fields that are the same
-in every sample (an image's grid) and the number of samples.
+"""Tensors whose values are known before training: what is computed from nothing but fields that are the
+same in every sample (an image's grid) and the number of samples; and what is said of code that reads the
+values of other fields.
+
+Which fields may be is seen on the dataset's first samples; each step checks it of its own.
 
 Analyses run forwards on tensors without values. A *fixed* tensor has its values there too, so that code may
 read them (`tolist`, lengths to split by). Together with a tensor without values a stand-in takes its place,
@@ -9,18 +12,120 @@ which remembers the values.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.analysis.rules.tape import tensors_in
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, State
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import Frame
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import ValueSpec
+
+
+SEEN = 16  # samples that are looked at: labels of two samples may well be the same
+_MOST_ENTRIES = 64  # of a sample: a grid, a few lengths; a text that happens to be the same is none
+
+
+def with_fixed(
+    samples: Mapping[str, Tensor], read: Collection[str], more: Callable[[], Mapping[str, Tensor]]
+) -> dict[str, Tensor] | None:
+    """The samples, with those fixed of the fields whose values are read that can be; None if none can be that
+    is not.
+
+    Args:
+        samples: the first of a dataset, collated.
+        read: names of fields that values come from.
+        more: reads more of them.
+    """
+    if not any(name in samples and _may_be_fixed(samples[name]) for name in read):
+        return None
+    try:
+        seen = more()
+    except WorkloadError:  # samples of several lengths, which make no batch
+        return None
+    fixable = {
+        name
+        for name in read
+        if name in samples and not is_fixed(samples[name]) and name in seen and _may_be_fixed(seen[name])
+    }
+    if not fixable:
+        return None
+    return {name: fix(value.clone()) if name in fixable else value for name, value in samples.items()}
+
+
+def _may_be_fixed(field: Tensor) -> bool:
+    if is_fixed(field) or field.is_floating_point() or field.is_complex() or field.dim() == 0:
+        return False
+    is_small = 0 < field[0].numel() <= _MOST_ENTRIES
+    return is_small and torch.equal(field, field[:1].expand_as(field))
+
+
+def same_in_every_sample(field: Tensor, name: str, shape: tuple[int, ...], row: tuple[int, ...]) -> None:
+    """Check a field that is taken as the same in every sample.
+
+    Args:
+        field: of shape (samples, *shape).
+        row: the entries of one, in order.
+
+    Raises:
+        WorkloadError: a sample has other values.
+    """
+    if is_fixed(field) or field.is_meta or isinstance(field, FakeTensor):
+        return
+    expected = torch.tensor(row, dtype=field.dtype, device=field.device).reshape(1, *shape)
+    differs = (field != expected).reshape(field.shape[0], len(row)).any(1)  # there may be no sample
+    if bool(differs.any()):
+        raise unlike(name, field[int(differs.int().argmax())], row)
+
+
+def unlike(name: str, sample: Tensor, row: tuple[int, ...]) -> WorkloadError:
+    """What is said of a sample that has other values of a fixed field."""
+    shown = _shown(sample.flatten().tolist())
+    return WorkloadError(
+        f"field {name!r} is {shown} in a sample, and {_shown(row)} in the dataset's first ones: its "
+        "values are read by forward, so that it is taken as the same in every sample",
+        hint="Give every sample the same (images of one size), a task for each kind of sample, or compute "
+        "what depends on it in the dataset.",
+    )
+
+
+def _shown(row: Collection[int]) -> str:
+    return f"[{', '.join(map(str, row))}]"
+
+
+def add_checks(graph: fx.Graph, samples: Mapping[str, Tensor]) -> list[fx.Node]:
+    """Let a trace check the fields that are fixed, by nodes that give None."""
+    made: list[fx.Node] = []
+    for node in list(graph.nodes):
+        field = samples.get(str(node.target)) if node.op == "placeholder" else None
+        row = None if field is None else one_row(field)
+        if field is None or row is None:
+            continue
+        last = [placeholder for placeholder in graph.nodes if placeholder.op == "placeholder"][-1]
+        with graph.inserting_after(last):
+            arguments = (node, str(node.target), tuple(field.shape[1:]), row)
+            check = graph.call_function(same_in_every_sample, arguments)
+        check.meta["place"] = node.meta.get("place")
+        made.append(check)
+    return made
+
+
+def is_check(node: fx.Node) -> bool:
+    """Whether a node checks a fixed field."""
+    return node.op == "call_function" and node.target is same_in_every_sample
+
 
 T = TypeVar("T")
 _FIXED = "_spindle_fixed"
@@ -217,3 +322,89 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
             return value  # it may be of a class of torch's own
         return items if isinstance(value, list) else tuple(items)
     return function(value)
+
+
+# Key of a node's meta: the frames that it was made in.
+FRAMES = "frames"
+# What torch says where a tensor without values becomes an array of numpy (by itself, or in a call of scipy).
+_NO_ARRAY = ".numpy() is not supported for tensor subclasses"
+# What it says of code that torch.jit has compiled, which runs on tensors with values.
+_SCRIPTED = "failed in the TorchScript interpreter"
+_FIXED_SHAPES = (
+    "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a selection), or "
+    "move it into the dataset."
+)
+_OPERATION = (
+    "What has one shape for all values can be an operation of your own (torch.library.custom_op, with "
+    "register_fake for its shape)."
+)
+
+
+class ReadsValuesError(WorkloadError):
+    """Values are read before there are any.
+
+    `fields`: of the batch, those that they come from; `frames`: where, the innermost last.
+    """
+
+    fields: frozenset[str] = frozenset()
+    frames: tuple[Frame, ...] = ()
+
+    @classmethod
+    def at(
+        cls, error: WorkloadError, fields: frozenset[str] = frozenset(), frames: tuple[Frame, ...] = ()
+    ) -> ReadsValuesError:
+        """Make of an error one that knows the fields and the frames."""
+        made = cls(*error.args, hint=error.hint)
+        made.fields, made.frames = fields, frames
+        return made
+
+
+def fields_behind(node: fx.Node) -> frozenset[str]:
+    """Names of the fields that a node's arguments come from."""
+    seen, left = {node}, [node]
+    while left:
+        for source in left.pop().all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                left.append(source)
+    return frozenset(str(ancestor.target) for ancestor in seen if ancestor.op == "placeholder")
+
+
+def reads_values(error: Exception) -> bool:
+    """Whether an error says that code cannot do without the values of tensors."""
+    reads = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+    return isinstance(error, reads) or leaves_torch(error) or _SCRIPTED in str(error)
+
+
+def leaves_torch(error: Exception) -> bool:
+    """Whether an error says that values go into other code than torch's."""
+    return _NO_ARRAY in str(error)
+
+
+def reading(what: str, error: Exception, *, is_operator: bool) -> tuple[str, str]:
+    """What is said of code that reads values, and what to do.
+
+    Args:
+        what: the code.
+        error: what torch says.
+        is_operator: whether it is an operator's, which nothing more can be listed for.
+    """
+    if leaves_torch(error):
+        said = f"{what} takes the values of a tensor out of torch (.numpy()), which has none before it runs"
+        return said, f"{_OPERATION} Or move it into the dataset."
+    said = f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand"
+    return said, f"{_FIXED_SHAPES} {_OPERATION}" if is_operator else _FIXED_SHAPES
+
+
+def after_selection(use: str) -> tuple[str, str]:
+    """What to say of code that is given rows that a mask selects, and what to do; `use`: that code."""
+    said = (
+        f"{use!r} is given what a mask selects (x[mask]), and how many rows these are "
+        "cannot be known beforehand"
+    )
+    hint = (
+        "Of what a mask selects, sums, means, torch's losses and what works on each entry or row are "
+        "known. Do the rest for all rows, with torch.where or a mask at the end, or move it into the "
+        "dataset."
+    )
+    return said, hint
