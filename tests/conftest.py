@@ -17,7 +17,7 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis import settings
 
 from helpers import examples, ready_python
-from spindle_cli.launch.starting import apart
+from spindle_cli.launch.starting import head_start
 
 PROCESSES = "processes"  # the mark of tests that start workers
 LONG_MARK = "long"  # the mark of tests that `make test` leaves out
@@ -141,5 +141,5 @@ def _starting_ready_ones(forker: socket.socket) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analyse, "analyse_for_others", analysed_again)
-        patch.setattr(apart, "Popen", partial(ready_python.ReadyPython, forker))
+        patch.setattr(head_start, "Popen", partial(ready_python.ReadyPython, forker))
         yield

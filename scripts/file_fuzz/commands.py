@@ -194,7 +194,7 @@ def _patches(words: tuple[str, ...]) -> Sequence[AbstractContextManager[Any]]:
         mock.patch("spindle_cli.launch.starting.head_start.HeadStart.begin"),
         mock.patch("spindle_cli.launch.attempts.Attempts.run", started),
         mock.patch("spindle_cli.launch.run.missing_devices", return_value=()),
-        mock.patch("spindle_cli.launch.here.missing_devices", return_value=()),
+        mock.patch("spindle_cli.launch.run.missing_devices", return_value=()),
         mock.patch("spindle_cli.verify.run.train", started),
     )
 

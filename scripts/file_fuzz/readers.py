@@ -13,7 +13,7 @@ import torch
 from file_fuzz.names import MEMO, REQUEST, RUN, TINY_PLAN
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.analysis.memo import AnalysisMemo
-from spindle_cli.checkpoint.carried import carried_over
+from spindle_cli.checkpoint.carry_over import carried_over
 from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.checkpoint.tensors import CheckpointReader, HeldTensors, load_parts
 from spindle_cli.files.request import RunRequest

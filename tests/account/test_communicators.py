@@ -13,10 +13,10 @@ from spindle_cli.account.types import Purpose
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import DEFAULT_RESERVE_GIB, Cluster, NodeGroup
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.link import link
-from spindle_cli.program.text import format_rank
+from spindle_cli.program.transfers import communicator_memory
 from spindle_cli.show.summary import RankReport
+from spindle_cli.show.text import format_rank
 from spindle_cli.units import MIB
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from helpers.cut import cuttable, shares_of
 from helpers.plans import metaop_of, profile_of
-from spindle_cli.calibrate.times.curves import calibrated_metaops, neighbours
-from spindle_cli.calibrate.times.factors import Factor
+from spindle_cli.calibrate.times.curves import Factor, calibrated_metaops, neighbours
 from spindle_cli.calibrate.times.points import Measured, OpTimes
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 

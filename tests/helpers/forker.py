@@ -103,7 +103,7 @@ def _tell(tell: int, number: int) -> None:
 def _become(text: bytes, files: list[int], address: bytes) -> None:
     """`files`: standard input, output and error, and the network namespace to be in."""
     from helpers.ready_python import MEASURED_BY, ReadyPython, connected
-    from spindle_cli.launch.starting import apart
+    from spindle_cli.launch.starting import head_start
 
     asking = connected(address)  # which the network namespace has to itself
     request = json.loads(text)
@@ -121,7 +121,7 @@ def _become(text: bytes, files: list[int], address: bytes) -> None:
     sys.path[:] = [request["folder"], *path, *sys.path[1:]]  # the first is the forker's own
     module, *arguments = request["arguments"]
     sys.argv = [module, *arguments]
-    apart.Popen = partial(ReadyPython, asking)
+    head_start.Popen = partial(ReadyPython, asking)
     if MEASURED_BY in os.environ:  # as coverage has every Python do when it starts
         import_module("coverage").process_startup()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

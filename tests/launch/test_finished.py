@@ -16,8 +16,7 @@ from spindle_cli.files.run_files import METRICS_FILE, StepMetrics, model_path
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run_dir import forget_attempt, forget_errors, prepare_run_dir
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare, WorkerExit, WorkerExits
-from spindle_cli.launch.watching.cause import failure_of
-from spindle_cli.launch.watching.finished import require_done, require_trained
+from spindle_cli.launch.watching.cause import failure_of, require_done, require_trained
 
 LEFT = r"worker 1 ended with exit code 0 before its work was done"
 

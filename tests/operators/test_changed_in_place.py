@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers.thread_groups import in_threads
-from spindle_cli.operators.autograd import sum_forward
 from spindle_cli.operators.factors import Capturing
-from spindle_cli.operators.sequence.exchange import SequencePart
+from spindle_cli.operators.tensor_group import SequencePart, sum_forward
 
 WORDS, WIDTH, OUT = 7, 4, 3
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.experts.exchange import Dispatch, SamplePart
+from spindle_cli.operators.experts.region import Dispatch, SamplePart
 from spindle_cli.operators.experts.types import expert_sizes
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit, kept_whole, layer_split

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
-from spindle_cli.operators.sequence.exchange import SequencePart
-from spindle_cli.operators.sequence.types import part_sizes
 from spindle_cli.operators.split_op import PartialOp, View, region_of
+from spindle_cli.operators.tensor_group import SequencePart, part_sizes
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.runtime.step.compute import run_backward, run_forward
 from spindle_cli.workload.graph import TaskGraph

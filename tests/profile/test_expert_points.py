@@ -15,7 +15,7 @@ from helpers.analysed import analysed
 from spindle_cli.costs.links import all_gather_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.experts.exchange import Dispatch
+from spindle_cli.operators.experts.region import Dispatch
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.op.counting import count_work

@@ -11,8 +11,7 @@ from helpers.cli import run_spindle
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.profile.machine.machine import describe_device
-from spindle_cli.profile.measuring.reuse import Reused
-from spindle_cli.profile.measuring.settings import MeasureSettings
+from spindle_cli.profile.measuring.settings import MeasureSettings, Reused
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
 

@@ -9,8 +9,8 @@ from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.types import Plan, Wave
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Kind
+from spindle_cli.show.text import format_action
 from spindle_cli.simulate.engine import Engine
 from spindle_cli.simulate.types import Cause
 

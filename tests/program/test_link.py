@@ -18,8 +18,8 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import PassClock
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Kind, Program, StepSettings
+from spindle_cli.show.text import format_action
 from spindle_cli.units import KIB
 
 

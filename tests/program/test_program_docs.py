@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers.plans import two_towers
 from spindle_cli.program.link import link
-from spindle_cli.program.text import format_rank
+from spindle_cli.show.text import format_rank
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -15,8 +15,8 @@ from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.text import format_action, parse_action
 from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.show.text import format_action, parse_action
 from spindle_cli.simulate.engine import Engine, slice_durations
 
 GB = 10**9

@@ -17,8 +17,8 @@ from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.proof.proof_moves import Moves
-from spindle_cli.program.text import format_action, parse_action
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
+from spindle_cli.show.text import format_action, parse_action
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity
 from spindle_cli.units import MIB

@@ -14,12 +14,11 @@ from spindle_cli.costs.links import all_gather_s, per_node, spread_collective_s
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.program.clock import PassClock
-from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.sum_times import last_update_s, needed_at, parameters_there, sum_time
-from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.transfers import Directory, TimedTransfer
 from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
 from spindle_cli.simulate.run import simulate
 

@@ -11,8 +11,8 @@ from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.link import link
-from spindle_cli.program.text import format_action, format_rank, parse_action
 from spindle_cli.program.types import StepSettings
+from spindle_cli.show.text import format_action, format_rank, parse_action
 
 
 @examples(30)

@@ -14,8 +14,8 @@ from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.proof.proof_moves import Moves
-from spindle_cli.program.text import format_action, format_rank, parse_action
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
+from spindle_cli.show.text import format_action, format_rank, parse_action
 
 MIB = 2**20
 BY_PARTS = StepSettings(by_parts=True)

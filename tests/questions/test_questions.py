@@ -17,10 +17,10 @@ from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Device, MetaOpProfile, Profile, TaskShare, WorkloadRef
 from spindle_cli.questions.compare import compare, comparison_table
+from spindle_cli.questions.critical import Cause, critical_chain
 from spindle_cli.questions.diff import change_lines, diff
 from spindle_cli.questions.edit import edited, with_devices
 from spindle_cli.questions.explain import explain
-from spindle_cli.questions.explaining.chain import Cause, critical_chain
 from spindle_cli.questions.sweep import default_counts, find_knee, parse_counts, sweep, sweep_table
 
 CLUSTER = cluster_of(4)

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.operators.random_streams import draw_seed
-from spindle_cli.operators.tensor_group import unless_nothing
+from spindle_cli.operators.tensor_group import draw_seed, unless_nothing
 from spindle_cli.runtime.communication.reached import read_flags
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.step.data import Feed

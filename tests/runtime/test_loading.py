@@ -20,10 +20,10 @@ from helpers import data_toys
 from helpers.loading import SEED, read, task_of
 from spindle_cli.errors import InputError, PeerLostError, RunFailedError, WorkerLostError, WorkloadError
 from spindle_cli.runtime.loading import wire
-from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.reader import ClosedError, Loaded, PrefetchBuffer
 from spindle_cli.runtime.loading.start import _state_of
+from spindle_cli.runtime.loading.wire import Failure
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import StreamBatches
 from spindle_cli.workload.settings.types import Loading

@@ -16,9 +16,9 @@ from helpers import data_toys
 from helpers.loading import SEED, read, task_of
 from spindle_cli.errors import RunFailedError, WorkerLostError, WorkloadError
 from spindle_cli.runtime.loading import reader
-from spindle_cli.runtime.loading.lost_worker import cause_of
 from spindle_cli.runtime.loading.packed import PackedBatch
 from spindle_cli.runtime.loading.reader import Loaded
+from spindle_cli.runtime.loading.wire import cause_of
 from spindle_cli.training.batches import Batches
 
 

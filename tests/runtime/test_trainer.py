@@ -20,7 +20,7 @@ from spindle_cli.files.runs.records import Evaluation, read_evaluations
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
-from spindle_cli.runtime.following.scalars import of_evaluation, of_step
+from spindle_cli.runtime.following.loggers import of_evaluation, of_step
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.trainer import RunArguments, Trainer, request_by_hand
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.simulate.clock import Clock
+from spindle_cli.simulate.network import Clock
 from spindle_cli.simulate.run import simulate
 
 

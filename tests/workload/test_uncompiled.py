@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from helpers.analysed import analysed
 from spindle_cli.analysis.analyse import analyse
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.checks import uncompile
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.building.uncompiled import uncompile
 from spindle_cli.workload.types import Follows, Task, Workload
 
 FILE = """

@@ -14,7 +14,7 @@ from statistics import fmean
 from spindle_cli.account.compute import processor_overhead
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.calibrate.times.factors import EQUAL
+from spindle_cli.calibrate.times.curves import EQUAL
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import Profile
 

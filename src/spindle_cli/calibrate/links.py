@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.calibrate.times.factors import EQUAL
+from spindle_cli.calibrate.times.curves import EQUAL
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.mixed.seen import devices_of, type_in

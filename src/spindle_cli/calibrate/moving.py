@@ -15,7 +15,7 @@ from spindle_cli.account.step_end import together_s
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Collective
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.calibrate.times.factors import EQUAL
+from spindle_cli.calibrate.times.curves import EQUAL
 from spindle_cli.costs.links import per_node, transfer_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.runs.records import MeasuredSpan, MeasuredStep, MeasuredTimeline

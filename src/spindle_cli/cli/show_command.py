@@ -77,8 +77,8 @@ def show(
 
 def _print_program(plan: Plan, rank: int, as_json: bool) -> None:
     from spindle_cli.program.link import link
-    from spindle_cli.program.text import format_rank
     from spindle_cli.show.summary import RankReport
+    from spindle_cli.show.text import format_rank
 
     last = plan.cluster.num_devices - 1
     if rank > last:

@@ -37,8 +37,7 @@ from spindle_cli.launch.run_dir import forget_attempt
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
-from spindle_cli.launch.watching.cause import describe_failure, failure_of
-from spindle_cli.launch.watching.finished import require_done, require_trained
+from spindle_cli.launch.watching.cause import describe_failure, failure_of, require_done, require_trained
 from spindle_cli.launch.watching.signals import Signals
 from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
 from spindle_cli.units import format_seconds

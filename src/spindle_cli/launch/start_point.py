@@ -120,7 +120,7 @@ def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tu
 
 def _take_over(stored: StoredCheckpoint, workload: AnalysedWorkload) -> tuple[str, ...]:
     """What is taken over, after making sure that it can be."""
-    from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
+    from spindle_cli.checkpoint.carry_over import carried_over, require_same_optimizer
 
     checkpoint = stored.checkpoint
     carried = carried_over(checkpoint, workload.graph)

@@ -44,8 +44,7 @@ from spindle_cli.analysis.pairs.recipe import (
 from spindle_cli.analysis.rules.batch_norms import shared_norms, with_forward
 from spindle_cli.analysis.rules.types import MixesError
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.autograd import applied
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup, applied
 from spindle_cli.workload.graph import Op, TaskGraph
 
 _aten = torch.ops.aten

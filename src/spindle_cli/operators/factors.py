@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from spindle_cli.operators.autograd import applied
+from spindle_cli.operators.tensor_group import applied
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,13 +19,20 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.autograd import applied, sum_backward, sum_forward
 from spindle_cli.operators.experts.region import ExpertRegion
-from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
-from spindle_cli.operators.sequence.exchange import SequencePart, Shared
 from spindle_cli.operators.sequence.region import SequenceRun
 from spindle_cli.operators.sequence.types import SequenceSplit
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import (
+    RandomState,
+    SequencePart,
+    Shared,
+    TensorGroup,
+    applied,
+    draw_seed,
+    seed_generators,
+    sum_backward,
+    sum_forward,
+)
 from spindle_cli.operators.tensor_parallel import LayerSplit
 
 

@@ -20,17 +20,16 @@ from torch import Tensor, nn
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.analysis.without_data import Unread
 from spindle_cli.errors import InputError, WorkloadError
-from spindle_cli.operators.experts.exchange import SamplePart
 from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
+from spindle_cli.operators.experts.region import SamplePart
 from spindle_cli.operators.experts.types import ExpertSplit
 from spindle_cli.operators.heads.vocabulary import VocabularyShard, VocabularySplit, find_vocabulary_split
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
-from spindle_cli.operators.sequence.calling import called_on_meta
-from spindle_cli.operators.sequence.exchange import SequencePart
+from spindle_cli.operators.sequence.around import called_on_meta
 from spindle_cli.operators.sequence.find import SplitParts, find_sequence
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.operators.sequence.types import SequenceSplit
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import SequencePart, TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.workload.graph import Op, ParameterTable, TaskGraph, WorkloadGraph

@@ -24,8 +24,7 @@ from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import device_peak, require_precision
 from spindle_cli.profile.machine.machine import DeviceType, describe_device, device_of_type
 from spindle_cli.profile.measuring.measure import measure
-from spindle_cli.profile.measuring.reuse import Reused
-from spindle_cli.profile.measuring.settings import MeasureSettings, MeasuresOverhead, shared_limits
+from spindle_cli.profile.measuring.settings import MeasureSettings, MeasuresOverhead, Reused, shared_limits
 from spindle_cli.profile.mixed.merging import merge
 from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.numeric_check import NumericCheck

@@ -15,10 +15,9 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice
 from spindle_cli.program.clock import Compute, PassClock
-from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane
 from spindle_cli.program.sum_times import Completion, in_need, run_back
-from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.transfers import Directory, TimedTransfer
 from spindle_cli.program.types import SENDS, Action, Kind, StepSettings
 
 # Of what has the same time the losses come first, which all have run forward for; then the sums, which may

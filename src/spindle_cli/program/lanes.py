@@ -10,8 +10,7 @@ from typing import NamedTuple
 from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.program.clock import Compute, PassClock
-from spindle_cli.program.communicators import Directory
-from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.transfers import Directory, TimedTransfer
 from spindle_cli.program.types import Kind
 
 

@@ -4,7 +4,7 @@
 2. clock: when each pass would run, behind chunks and gathers that it needs  (clock.py)
 3. transfers: these chunks, forward and back, in one order                   (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
-5. communicators: what all of it goes over                                   (communicators.py)
+5. communicators: what all of it goes over                                   (transfers.py)
 6. actions: each device's own passes, with its posts between them            (device_builder.py)
 
 Everything that is communicated has a time of the clock, and so a place in one order of all of it. A device
@@ -29,7 +29,6 @@ from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
-from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_builder import DeviceBuilder
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
@@ -42,7 +41,9 @@ from spindle_cli.program.sum_times import (
     sums_inside,
 )
 from spindle_cli.program.transfers import (
+    Directory,
     TimedTransfer,
+    find_communicators,
     find_transfers,
     in_order,
     maker_of,

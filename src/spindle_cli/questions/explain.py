@@ -25,8 +25,7 @@ from spindle_cli.plan.reasons import (
 )
 from spindle_cli.plan.types import Plan, bounds_of_any_cut, describe_bounds
 from spindle_cli.profile.types import Profile
-from spindle_cli.questions.explaining.chain import Cause, Link, critical_chain
-from spindle_cli.questions.explaining.worth import OtherSize, Worth, worth_of
+from spindle_cli.questions.critical import Cause, Link, OtherSize, Worth, critical_chain, worth_of
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 

@@ -23,9 +23,8 @@ from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.feeding import make_feed
 from spindle_cli.runtime.following.callback import Callback
-from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
+from spindle_cli.runtime.following.calls import Callbacks, SetValues, require_callbacks
 from spindle_cli.runtime.following.changes import refusing_changes
-from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.islands.peer_replicas import PeerReplicas

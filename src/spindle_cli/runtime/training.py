@@ -22,9 +22,8 @@ from spindle_cli.runtime.averages import FollowingParameters
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
-from spindle_cli.runtime.following.calls import Callbacks
+from spindle_cli.runtime.following.calls import Callbacks, SetValues
 from spindle_cli.runtime.following.changes import written_in
-from spindle_cli.runtime.following.set_values import SetValues
 from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.outcome import StepOutcome

@@ -10,10 +10,10 @@ from pydantic import Field
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, WeightReport, weight_reports
 from spindle_cli.plan.types import Plan, bounds_of_any_cut
-from spindle_cli.program.communicators import communicator_memory
-from spindle_cli.program.text import format_action
+from spindle_cli.program.transfers import communicator_memory
 from spindle_cli.program.types import Program
 from spindle_cli.show.grid import length_s
+from spindle_cli.show.text import format_action
 
 
 class Allocation(Model):

@@ -24,7 +24,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.transfers import gathering_s
 from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, SENDS, Action, Kind, Program, Transfer
-from spindle_cli.simulate.clock import Clock
+from spindle_cli.simulate.network import Clock
 from spindle_cli.simulate.traffic import Traffic
 from spindle_cli.simulate.types import (
     Activity,

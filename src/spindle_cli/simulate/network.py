@@ -1,4 +1,5 @@
-"""The links as a fluid: everything under way moves at once, and slower where it shares a port.
+"""The links as a fluid: everything under way moves at once, and slower where it shares a port; and what is
+due next.
 
 Every device has a port out and a port in towards its own node, and every network card one out and one in
 towards the other nodes. A stream alone moves as costs/links.py says. It *demands*
@@ -9,7 +10,8 @@ goes as slowly as its slowest port lets it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,6 +19,36 @@ from spindle_cli.costs.links import per_node, transfer_s
 from spindle_cli.costs.parameters import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
+
+Event = Callable[[], None]
+StillDue = Callable[[], bool]
+
+
+class Clock:
+    """Events by time; those of one time run in the order in which they were set."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, int, Event, StillDue | None]] = []
+        self._count = 0
+
+    def at(self, time_s: float, event: Event, still_due: StillDue | None = None) -> None:
+        """Let `event` happen at `time_s`, if it is still due then."""
+        heapq.heappush(self._due, (time_s, self._count, event, still_due))
+        self._count += 1
+
+    def next_moment(self) -> list[Event]:
+        """Go on to the next time at which anything is due; all that is due then. Empty at the end.
+
+        What is no longer due takes no time: behind all that happens it would make that last longer.
+        """
+        events: list[Event] = []
+        while self._due and (not events or self._due[0][0] == self.now_s):
+            time_s, _, event, still_due = heapq.heappop(self._due)
+            if still_due is None or still_due():
+                self.now_s = time_s
+                events.append(event)
+        return events
 
 
 class Use(NamedTuple):

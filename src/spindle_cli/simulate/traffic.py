@@ -17,8 +17,7 @@ from functools import partial
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.program.types import Transfer
-from spindle_cli.simulate.clock import Clock
-from spindle_cli.simulate.network import Network, Stream
+from spindle_cli.simulate.network import Clock, Network, Stream
 from spindle_cli.simulate.types import Collected, Passage
 
 _Message = tuple[int, int]  # key of a transfer, and of which of the step's batches

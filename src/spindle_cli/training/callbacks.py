@@ -28,8 +28,8 @@ from spindle_cli.workload.types import Workload
 
 # Those that come with Spindle, by their short names.
 _OWN = {
-    "tensorboard": "spindle_cli.runtime.following.tensorboard:TensorBoard",
-    "wandb": "spindle_cli.runtime.following.wandb:WeightsAndBiases",
+    "tensorboard": "spindle_cli.runtime.following.loggers:TensorBoard",
+    "wandb": "spindle_cli.runtime.following.loggers:WeightsAndBiases",
 }
 _CALLBACK = Wanted(
     "a callback",

@@ -1,6 +1,9 @@
 """In which floating-point numbers a workload is computed, as its train settings say; and computing it without
 chance: dropout keeps everything, and whatever else is drawn is the same in every run.
 
+Torch puts a mode away while one of its functions runs, and the walk back through a graph is one: modes are
+put on again for that.
+
 In a comparison in float64 the user's code is computed in that as well: its constants, and its casts. A trace
 holds `torch.tensor([0.1, 0.3])` as it was made: rounded to float32. Plain PyTorch makes it anew in every
 step, in a comparison in float64 without that rounding. So each such tensor has a twin, made by the same calls
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -29,9 +33,66 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.training.mode_in_backward import ModeInBackward
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import CONSTANT, TaskGraph, ValueSpec, WorkloadGraph
+
+_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+# What all three of them call in the end: it asks no mode any more.
+_ENGINE = "_engine_run_backward"
+_RUN_ENGINE: Callable[..., Any] = getattr(torch.autograd, _ENGINE)
+
+
+class ModeInBackward(TorchFunctionMode):
+    """A mode whose `__torch_function__` hands calls on by `call`."""
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function of torch; while one walks back through a graph, the mode is on again."""
+        if func not in _BACKWARD:
+            return func(*args, **kwargs)
+        with _put_on_again(self):
+            return func(*args, **kwargs)
+
+
+class _PutAway(threading.local):
+    """The modes that this thread has put away for a backward pass about to begin, the inmost first."""
+
+    def __init__(self) -> None:
+        self.modes: list[TorchFunctionMode] = []
+
+
+_put_away = _PutAway()
+_lock = threading.Lock()
+_in_use = 0
+
+
+@contextmanager
+def _put_on_again(mode: TorchFunctionMode) -> Iterator[None]:
+    """Threads may come and go in any order: torch's own function is back when the last has gone."""
+    global _in_use
+    with _lock:
+        _in_use += 1
+        setattr(torch.autograd, _ENGINE, _run_engine)
+    _put_away.modes.append(mode)
+    try:
+        yield
+    finally:
+        _put_away.modes.pop()
+        with _lock:
+            _in_use -= 1
+            if _in_use == 0:
+                setattr(torch.autograd, _ENGINE, _RUN_ENGINE)
+
+
+def _run_engine(*args: Any, **kwargs: Any) -> Any:
+    modes, _put_away.modes = _put_away.modes, []  # a backward pass inside of this one has its own
+    try:
+        with ExitStack() as on:
+            for mode in reversed(modes):
+                on.enter_context(mode)
+            return _RUN_ENGINE(*args, **kwargs)
+    finally:
+        _put_away.modes = modes
+
 
 _TWIN = "_made_in_float64"
 _NOT_MADE = object()

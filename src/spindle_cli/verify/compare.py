@@ -31,8 +31,8 @@ from spindle_cli.verify.comparing.parameters import (
     find_unused,
     largest_change,
 )
+from spindle_cli.verify.comparing.sizes import Tally
 from spindle_cli.verify.comparing.spread import FACTOR, Spreads
-from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.rounding import LARGEST_TOLERANCE, widened
 from spindle_cli.verify.runs import Runs, capture_dir_of
 from spindle_cli.verify.types import (

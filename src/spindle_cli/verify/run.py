@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError, SpindleError, UsageError
-from spindle_cli.launch.here import find_planned, require_machine
+from spindle_cli.launch.run import find_planned, require_room_for_all
 from spindle_cli.plan.types import Plan
 from spindle_cli.verify.compare import (
     compare_runs,
@@ -49,7 +49,7 @@ def verify_plan(
     with verify_folder(options.run_dir) as folder:
         runs = build_runs(plan, plan_path, planned.source, folder, options, planned.train.precision)
         runs = replace(runs, averages=planned.train.ema is not None)
-        for line in require_machine(
+        for line in require_room_for_all(
             plan,
             planned,
             runs.ours,

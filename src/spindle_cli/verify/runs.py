@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import island_dir
-from spindle_cli.launch.here import build_here, run_once, threads_of_all
+from spindle_cli.launch.run import build_here, run_once, threads_of_all
 from spindle_cli.launch.types import Launch, LaunchOptions
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.devices import usable_cores

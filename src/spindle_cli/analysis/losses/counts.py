@@ -43,7 +43,7 @@ from spindle_cli.analysis.losses.expressions import (
 )
 from spindle_cli.analysis.own_draws import draws_random_numbers
 from spindle_cli.analysis.tracing.faithful import changed_in_place
-from spindle_cli.analysis.tracing.questions import ask, can_answer, question_of
+from spindle_cli.analysis.tracing.prepare import ask, can_answer, question_of
 from spindle_cli.analysis.tracing.shapes import Shapes
 from spindle_cli.workload.graph import LossShares, reached
 

@@ -19,7 +19,7 @@ from spindle_cli.analysis.rules.batch_norms import shared_norms
 from spindle_cli.analysis.splitting.coupling import LISTED, Trace
 from spindle_cli.analysis.tracing.behaviour import Kinds, nodes_signature
 from spindle_cli.analysis.tracing.faithful import NO_AUTOCAST
-from spindle_cli.analysis.tracing.questions import ask, can_answer, question_of
+from spindle_cli.analysis.tracing.prepare import ask, can_answer, question_of
 from spindle_cli.analysis.tracing.regions import Region, names_of
 from spindle_cli.workload.graph import LossShares, Op, ValueSpec, reached
 from spindle_cli.workload.refuse import refusal

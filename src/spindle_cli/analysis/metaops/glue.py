@@ -40,8 +40,7 @@ from spindle_cli.analysis.splitting.coupling import (
     why_mixing,
 )
 from spindle_cli.analysis.tracing.faithful import changed_in_place
-from spindle_cli.analysis.tracing.prepare import is_put_together
-from spindle_cli.analysis.tracing.questions import question_of
+from spindle_cli.analysis.tracing.prepare import is_put_together, question_of
 from spindle_cli.analysis.tracing.regions import Region
 from spindle_cli.analysis.tracing.shapes import is_projection
 from spindle_cli.workload.graph import reached

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from spindle_cli.analysis.rules.align import aligned, joined, labelled
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, Reduced, State
+from spindle_cli.analysis.rules.views import aligned, joined, labelled
 
 Rule = Callable[[Call], list[State]]
 NORMALISES = "it normalises over the batch"

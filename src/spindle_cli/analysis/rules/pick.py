@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from spindle_cli.analysis.rules.align import aligned, joined
 from spindle_cli.analysis.rules.tape import Call, Operand
 from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, State
-from spindle_cli.analysis.rules.views import positive
+from spindle_cli.analysis.rules.views import aligned, joined, positive
 
 Rule = Callable[[Call], list[State]]
 _OTHER_SAMPLES = "it picks from other samples of the batch"

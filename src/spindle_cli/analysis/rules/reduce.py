@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from spindle_cli.analysis.rules.align import aligned, joined
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 from spindle_cli.analysis.rules.types import WHOLE, Batch, MixesError, Reduced, State
-from spindle_cli.analysis.rules.views import positive
+from spindle_cli.analysis.rules.views import aligned, joined, positive
 
 Rule = Callable[[Call], list[State]]
 _OVER = "it works over the batch"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from spindle_cli.analysis.rules import make, maps, pick, reduce, transforms, views
-from spindle_cli.analysis.rules.align import broadcast
 from spindle_cli.analysis.rules.tape import Call
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, MixesError, Reduced, State
+from spindle_cli.analysis.rules.views import broadcast
 
 Rule = Callable[[Call], list[State]]
 

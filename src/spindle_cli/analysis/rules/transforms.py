@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spindle_cli.analysis.rules.align import aligned, broadcast, joined
 from spindle_cli.analysis.rules.tape import Call, Operand, Varying
 from spindle_cli.analysis.rules.types import UNUSED, WHOLE, Batch, MixesError, State
-from spindle_cli.analysis.rules.views import positive
+from spindle_cli.analysis.rules.views import aligned, broadcast, joined, positive
 
 Rule = Callable[[Call], list[State]]
 _INSIDE = "it works along the batch"

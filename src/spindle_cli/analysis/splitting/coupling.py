@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from spindle_cli.analysis.own_draws import draws_random_numbers
-from spindle_cli.analysis.rules.align import DIFFERENT
 from spindle_cli.analysis.rules.batch_norms import has_other_norms
 from spindle_cli.analysis.rules.types import Mixed, Reduced, Whole
+from spindle_cli.analysis.rules.views import DIFFERENT
 from spindle_cli.analysis.splitting.independence import Independence
 from spindle_cli.analysis.splitting.samples import Samples
 from spindle_cli.analysis.tracing.shapes import Shapes

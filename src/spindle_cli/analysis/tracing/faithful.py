@@ -30,7 +30,7 @@ from spindle_cli.analysis.tracing.modes import MODE
 from spindle_cli.analysis.tracing.moves import Moves
 from spindle_cli.analysis.tracing.observe import FREEZE_WHERE_BUILT
 from spindle_cli.analysis.tracing.proxies.attributes import PLAIN, Scratch, SetsPlainError, Unknown
-from spindle_cli.analysis.tracing.proxies.capturing import MARKS
+from spindle_cli.analysis.tracing.proxies.functions import MARKS
 from spindle_cli.analysis.tracing.proxies.grids import keeps_for_generating
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.contents import MISSING, Leftover, give_hooks, hooks_of

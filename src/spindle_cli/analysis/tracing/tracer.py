@@ -36,8 +36,8 @@ from spindle_cli.analysis.tracing.proxies.attributes import (
     Scratch,
     Unknown,
 )
-from spindle_cli.analysis.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.analysis.tracing.proxies.changes import TracedValue
+from spindle_cli.analysis.tracing.proxies.functions import is_recorded, record
 from spindle_cli.analysis.tracing.proxies.known import Known
 from spindle_cli.analysis.tracing.proxies.rows import (
     divided_and_joined,

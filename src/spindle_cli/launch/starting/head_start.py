@@ -1,4 +1,5 @@
-"""The process that will fork the workers, started while the launcher still checks the plan and the workload.
+"""The process that will fork the workers, started in a session of its own while the launcher still checks
+the plan and the workload.
 
 It imports torch meanwhile, and waits. It touches nothing of the user's: no workload, no folder. When all is
 checked it is told what to start; if not, it is ended.
@@ -14,11 +15,37 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from subprocess import Popen
+from typing import IO, TextIO
 
 from spindle_cli.launch.build import TORCHRUN
-from spindle_cli.launch.starting.apart import start_apart
 from spindle_cli.launch.types import Launch
+from spindle_cli.process.environment import child_environment
+
+Stream = int | IO[bytes]
+
+
+def start_apart(
+    argv: Sequence[str],
+    additions: Mapping[str, str],
+    *,
+    stdin: Stream,
+    stdout: Stream,
+    stderr: Stream,
+) -> Popen[bytes]:
+    """Start a command with these additions to the environment.
+
+    The terminal's Ctrl-C reaches the launcher alone; it ends the rest.
+    """
+    return Popen(
+        argv,
+        env=child_environment(additions),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
 
 WAIT = "--wait"
 

@@ -14,8 +14,7 @@ import psutil
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import WorkerError, workers_dir
 from spindle_cli.launch.build import SHUTDOWN_S
-from spindle_cli.launch.starting.apart import start_apart
-from spindle_cli.launch.starting.head_start import HeadStart
+from spindle_cli.launch.starting.head_start import HeadStart, start_apart
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.stuck import StuckWorker, find_stuck
 

@@ -16,10 +16,9 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
 from spindle_cli.analysis.without_data import Unread
-from spindle_cli.operators.experts.exchange import EXPERTS_DIM, SAMPLES_DIM
+from spindle_cli.operators.experts.region import EXPERTS_DIM, SAMPLES_DIM
 from spindle_cli.operators.experts.types import ExpertSplit
-from spindle_cli.operators.sequence.around import as_they_are, parameters_beside
-from spindle_cli.operators.sequence.calling import called_on_meta
+from spindle_cli.operators.sequence.around import as_they_are, called_on_meta, parameters_beside
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.operators.sequence.region import argument
 from spindle_cli.operators.sequence.types import Argument, Result

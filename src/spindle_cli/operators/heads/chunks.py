@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from spindle_cli.analysis.autograd import SavedTensorsHooks
-from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.heads.cuts import Cut, Cuts
+from spindle_cli.operators.tensor_group import applied
 from spindle_cli.training.precision import gradient_dtype
 
 Range = tuple[int, int]

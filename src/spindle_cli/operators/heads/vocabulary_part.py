@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from spindle_cli.operators.autograd import applied, sum_backward, sum_forward
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup, applied, sum_backward, sum_forward
 
 
 @dataclass(frozen=True, eq=False)

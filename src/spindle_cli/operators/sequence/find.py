@@ -24,8 +24,7 @@ from spindle_cli.analysis.rules.tape import Entry, tensors_in
 from spindle_cli.analysis.rules.types import Batch, Mixed, State, Whole
 from spindle_cli.analysis.splitting.follow import Follower
 from spindle_cli.analysis.tracing.behaviour import behaviour_of
-from spindle_cli.operators.sequence.around import as_they_are, parameters_beside
-from spindle_cli.operators.sequence.calling import called_on_meta
+from spindle_cli.operators.sequence.around import as_they_are, called_on_meta, parameters_beside
 from spindle_cli.operators.sequence.recording import (
     Call,
     Maps,
@@ -35,7 +34,8 @@ from spindle_cli.operators.sequence.recording import (
     storage,
 )
 from spindle_cli.operators.sequence.region import argument
-from spindle_cli.operators.sequence.types import Argument, Result, SequenceSplit, part_sizes
+from spindle_cli.operators.sequence.types import Argument, Result, SequenceSplit
+from spindle_cli.operators.tensor_group import part_sizes
 from spindle_cli.workload.graph import Op, TaskGraph
 
 # How reasons of the rules begin, which speak of samples.

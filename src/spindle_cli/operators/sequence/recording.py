@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.rules.tape import Tape, tensors_in
 from spindle_cli.analysis.without_data import Unread
-from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.sequence.region import with_argument
 from spindle_cli.operators.sequence.types import Argument, Result
+from spindle_cli.operators.tensor_group import applied
 
 
 class NotBySequenceError(Exception):

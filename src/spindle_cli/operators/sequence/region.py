@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.sequence.exchange import SequencePart, Shared
 from spindle_cli.operators.sequence.types import Argument, SequenceSplit
+from spindle_cli.operators.tensor_group import SequencePart, Shared
 
 
 class SequenceRun:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 Argument = int | str  # of a call: its position, or its keyword
 Result = int | None  # of a layer: which of a tuple; None: all that it gives
@@ -39,11 +38,3 @@ class SequenceSplit:
     partial: frozenset[str]
     taken: int | None
     kept: frozenset[Result]
-
-
-def part_sizes(size: int, degree: int) -> tuple[int, ...]:
-    """How many of `size` positions each device has: consecutive ones, some of them one more where the degree
-    does not divide it.
-    """
-    ends = [-(-size * member // degree) for member in range(degree + 1)]
-    return tuple(last - first for first, last in pairwise(ends))

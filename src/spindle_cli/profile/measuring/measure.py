@@ -39,8 +39,7 @@ from spindle_cli.profile.measuring.noise import (
 from spindle_cli.profile.measuring.partial import ResumeFile
 from spindle_cli.profile.measuring.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.measuring.progress import steps_bar
-from spindle_cli.profile.measuring.reuse import Reused
-from spindle_cli.profile.measuring.settings import MeasureSettings
+from spindle_cli.profile.measuring.settings import MeasureSettings, Reused
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed

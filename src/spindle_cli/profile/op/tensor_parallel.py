@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.operators.split_op import region_of
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import Shared, TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 
 # A group stays inside a node, and nodes have eight devices at most as a rule.

@@ -1,6 +1,6 @@
 """A program's communicators as process groups, made in the same order on every rank.
 
-Each costs device memory and time to make; `program/communicators.py` says which there are, and why.
+Each costs device memory and time to make; `program/transfers.py` says which there are, and why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from spindle_cli.account.activations import Layout
 from spindle_cli.account.types import Purpose
-from spindle_cli.program.communicators import Directory
+from spindle_cli.program.transfers import Directory
 from spindle_cli.program.types import Communicator, Program
 
 

@@ -1,4 +1,5 @@
-"""Call the callbacks of a run, and say of what one raises whose it is.
+"""Call the callbacks of a run, say of what one raises whose it is, and hand numbers that they set on rank 0
+to every rank before the next step reads them.
 
 Code of the user's that reads a parameter that is shared out is told that it is not there, and what changes
 one is refused: other devices have it, or a part of it, too.
@@ -6,18 +7,23 @@ one is refused: other devices have it, or a part of it, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
+import torch.distributed as dist
+
+from spindle_cli.errors import RunFailedError, SpindleError, UsageError, WorkloadError
+from spindle_cli.files.artifact import shown
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.following.changes import RefusingWhatIsAbsent, refusing_changes
 from spindle_cli.runtime.results import Step
 from spindle_cli.training.callbacks import ABSENT, is_absent
 from spindle_cli.workload.building.load import built_modules
 from spindle_cli.workload.refuse import place_of_error
+from spindle_cli.workload.step_values import StepValues, is_number
 
 if TYPE_CHECKING:
     from spindle_cli.files.runs.records import Evaluation
@@ -96,3 +102,51 @@ def require_callbacks(callbacks: Sequence[object]) -> tuple[Callback, ...]:
                 hint="Derive the class from spindle_cli.Callback, and give an object of it.",
             )
     return tuple(callback for callback in callbacks if isinstance(callback, Callback))
+
+
+class SetValues:
+    """One rank's side of it. Nothing is sent where no task declares such a number."""
+
+    def __init__(self, values: StepValues, rank: int, kept: Mapping[str, float] | None = None) -> None:
+        """Collective. `kept`: what a checkpoint has of them."""
+        self._values = values
+        self._rank = rank
+        self._settable = {name: value for name, value in values.by_name.items() if value.is_set_by_callbacks}
+        self._group = dist.new_group(backend="gloo") if self._settable and dist.get_world_size() > 1 else None
+        for name, number in (kept or {}).items():
+            if name in self._settable:
+                self._settable[name].put(number)
+        self._requested: dict[str, float] = {}
+
+    def ask(self, name: str, number: float) -> None:
+        """Let steps that have not begun read a number; what other ranks than 0 ask for counts nothing.
+
+        Raises:
+            UsageError: no task declares a number of this name that callbacks set, or it is no finite number.
+        """
+        if name not in self._settable:
+            names = ", ".join(self._settable) or "there is none"
+            raise UsageError(
+                f"set_value: there is no number {shown(name)} for callbacks to set; those declared: {names}",
+                hint="Declare it with a number to begin with: Task(..., step_values={'beta': 0.0}), by "
+                "'task/beta'.",
+            )
+        if not is_number(number) or not isfinite(number):
+            raise UsageError(f"set_value: {name} is to be {number!r:.80}, expected a finite number")
+        if self._rank == 0:
+            self._requested[name] = float(number)
+
+    def saved(self) -> dict[str, float]:
+        """What a checkpoint keeps: what the next step reads."""
+        return {name: self._requested.get(name, value.now) for name, value in self._settable.items()}
+
+    def share(self) -> None:
+        """Let every rank have what rank 0 was asked for; collective."""
+        if not self._settable:
+            return
+        told: list[Any] = [self._requested]
+        if self._group is not None:
+            dist.broadcast_object_list(told, src=0, group=self._group)
+        for name, number in told[0].items():
+            self._settable[name].put(number)
+        self._requested = {}

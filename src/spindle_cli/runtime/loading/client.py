@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from spindle_cli.errors import PeerLostError, SpindleError
 from spindle_cli.runtime.loading import wire
-from spindle_cli.runtime.loading.failure import Failure
-from spindle_cli.runtime.loading.lost_worker import death_of
 from spindle_cli.runtime.loading.packed import PackedBatch
+from spindle_cli.runtime.loading.wire import Failure, death_of
 from spindle_cli.training.batches import SampleShape, SampleShapes
 
 if TYPE_CHECKING:

@@ -32,9 +32,8 @@ import torch
 from spindle_cli.analysis.evaluation import InOrder
 from spindle_cli.process.lifetime import die_with_parent
 from spindle_cli.runtime.loading import wire
-from spindle_cli.runtime.loading.failure import Failure
-from spindle_cli.runtime.loading.lost_worker import cause_of, leave_workers_unwatched
 from spindle_cli.runtime.loading.packed import PackedBatch
+from spindle_cli.runtime.loading.wire import Failure, cause_of, leave_workers_unwatched
 from spindle_cli.training.batches import Batches
 from spindle_cli.training.data.reading import LoaderWorkers, read_by_index, read_stream
 from spindle_cli.training.data.streams import Make, StreamPass, is_stream

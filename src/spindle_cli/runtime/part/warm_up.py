@@ -18,7 +18,7 @@ from torch import nn
 
 from spindle_cli.analysis.fixed import rows_of
 from spindle_cli.errors import SpindleError, WorkloadError
-from spindle_cli.operators.random_streams import RandomState
+from spindle_cli.operators.tensor_group import RandomState
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.part.own_ranges import with_memory
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward

@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
-from spindle_cli.checkpoint.carry_over import CarryOver, require_same_run
+from spindle_cli.checkpoint.carry_over import (
+    CarryOver,
+    carried_over,
+    require_same_optimizer,
+    require_same_run,
+)
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.index import (
     AVERAGE_KEY,

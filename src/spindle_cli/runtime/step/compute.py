@@ -11,10 +11,8 @@ from torch import nn
 
 from spindle_cli.analysis.autograd import KEEPS_GRADIENT_HOOKS
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.random_streams import mix
-from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.operators.split_op import PartialOp
-from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.operators.tensor_group import Shared, TensorGroup, mix
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.step.offload import SliceCopies

@@ -16,8 +16,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from spindle_cli.operators.random_streams import drawing_from
-from spindle_cli.operators.sequence.exchange import Shared
+from spindle_cli.operators.tensor_group import Shared, drawing_from
 from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows

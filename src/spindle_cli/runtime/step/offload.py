@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from spindle_cli.analysis.autograd import SavedTensorsHooks
-from spindle_cli.operators.sequence.exchange import Shared
+from spindle_cli.operators.tensor_group import Shared
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spindle_cli.operators.sequence.exchange import Shared
+from spindle_cli.operators.tensor_group import Shared
 from spindle_cli.program.types import Program
 from spindle_cli.runtime.communication.flat_bucket import FrozenBucket
 from spindle_cli.runtime.communication.gradients import GradientPool

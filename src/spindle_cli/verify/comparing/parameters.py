@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spindle_cli.verify.comparing.captured import Captured, CapturedRun
 from spindle_cli.verify.comparing.sizes import (
+    Tally,
     by_norm,
     larger_gradient,
     largest,
@@ -22,7 +23,6 @@ from spindle_cli.verify.comparing.sizes import (
     small_elements,
 )
 from spindle_cli.verify.comparing.spread import Spread, Spreads
-from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.rounding import FACTOR
 from spindle_cli.verify.types import Check, Difference, Noise, What
 

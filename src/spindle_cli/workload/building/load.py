@@ -34,10 +34,9 @@ from torch.utils.data import IterableDataset
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.artifact import shown
-from spindle_cli.workload.building.checks import check_workload
+from spindle_cli.workload.building.checks import check_workload, functions_uncompiled
 from spindle_cli.workload.building.memory import drop, handed_out, noting_arrays, to_meta
 from spindle_cli.workload.building.ranged import Ranged
-from spindle_cli.workload.building.uncompiled import functions_uncompiled
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.graph import flow_modules
 from spindle_cli.workload.init_from import InitFrom

@@ -1,19 +1,43 @@
-"""Let functions of Python's and torch's take traced values: those that ask what a value is, and those that
-take sizes, which torch.fx does not see unless told to.
+"""Let functions of Python's and torch's take traced values: those that ask what a value is, those that take
+sizes, which torch.fx does not see unless told to, and hooks by which transformers hands hidden states
+on.
 """
 
 from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.distributions import Distribution
+
+_MODULE = "transformers.utils.output_capturing"
+# What it sets on a model once its hooks are there.
+MARKS = frozenset({"_output_capturing_hooks_installed"})
+
+
+def is_recorded(module: nn.Module) -> bool:
+    """Whether hooks of transformers look at what a module gives."""
+    return bool(_hooks(module))
+
+
+def record(module: nn.Module, args: Sequence[Any], output: fx.Proxy | tuple[fx.Proxy, ...]) -> None:
+    """Show a traced output to the hooks, which keep it if forward has asked for it.
+
+    When an op runs the layer, nobody asks, and they keep nothing.
+    """
+    for hook in _hooks(module):
+        hook(module, tuple(args), output)
+
+
+def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    return [hook for hook in module._forward_hooks.values() if getattr(hook, "__module__", "") == _MODULE]
+
 
 _ONE_DRAW = torch.Size()
 _OF_PYTHON = builtins.isinstance

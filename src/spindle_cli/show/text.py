@@ -26,9 +26,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spindle_cli.account.activations import WHOLE
 from spindle_cli.plan.types import format_devices
-from spindle_cli.program.communicators import communicator_memory
+from spindle_cli.program.transfers import communicator_memory
 from spindle_cli.program.types import COMPUTES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.units import counted, format_bytes, format_seconds
 
@@ -67,7 +66,7 @@ def _listed(numbers: Iterable[int]) -> str:
 def _format_what(action: Action) -> str:
     if action.transfer is not None:
         transfer = action.transfer
-        part = "" if transfer.part == WHOLE else f" part {transfer.part[0]}/{transfer.part[1]}"
+        part = "" if transfer.part[1] == 1 else f" part {transfer.part[0]}/{transfer.part[1]}"
         return (
             f"{action.kind} #{transfer.key} {transfer.source}->{transfer.destination}"
             f" slice {transfer.producer}>{transfer.consumer} rows {transfer.first}:{transfer.last}"
@@ -120,7 +119,7 @@ def _parse_what(text: str) -> Action | None:
         fields = match.groupdict()
         kind = Kind(fields.pop("kind"))
         number, count = fields.pop("part"), fields.pop("parts")
-        part = WHOLE if number is None else (int(number), int(count))
+        part = (int(number or 0), int(count or 1))
         numbers = {name: int(value) for name, value in fields.items()}
         is_gradient = kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
         return Action(kind, transfer=Transfer(**numbers, is_gradient=is_gradient, part=part))

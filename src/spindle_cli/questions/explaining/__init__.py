@@ -1,1 +1,0 @@
-"""What explains a plan: its critical chain, what devices are worth, and why MetaOps got theirs."""
