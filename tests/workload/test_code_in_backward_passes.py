@@ -234,3 +234,40 @@ def test_a_layer_with_hooks_on_gradients_is_not_split_by_tensor_parallelism(
     if op.changes_gradients:
         assert layer_split(workload, graph.tasks["t"], op, 2) is None
         assert "hooks on gradients" in describe_ways(workload, graph.tasks["t"], op)
+
+
+COUNT = {"of the file": 0}
+
+
+class Counting(torch.autograd.Function):
+    """Its backward counts in its class and in a dict of the file's, and may compute with these."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, made: Hook) -> Tensor:
+        ctx.made = made
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        Counting.calls += 1
+        COUNT["of the file"] += 1
+        return ctx.made(gradients[0]), None
+
+
+@pytest.mark.parametrize(
+    ("made", "is_split"),
+    [
+        (torch.neg, True),
+        (lambda g: g / Counting.calls, False),
+        (lambda g: g * COUNT["of the file"], False),
+        (lambda g: g.neg() if Counting.calls % 2 else g, False),
+    ],
+)
+def test_a_backward_that_computes_with_what_it_counts_is_not_split(made: Hook, is_split: bool) -> None:
+    """Each share would call it, and count for itself."""
+    (why,) = reasons(Layer(lambda x, _: Counting.apply(x, made)))  # type: ignore[no-untyped-call]
+    assert (why is None) is is_split
+    assert why is None or "its backward pass computes otherwise each time that it runs" in why
+    assert why is None or "test_code_in_backward_passes.py:" in why

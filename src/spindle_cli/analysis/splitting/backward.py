@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.utils import _pytree as pytree
 
 from spindle_cli.analysis.fixed import reads_values
 from spindle_cli.analysis.rules.tape import Entry, Tape, tensors_in
 from spindle_cli.analysis.rules.types import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.analysis.splitting.carried import as_shape
 from spindle_cli.analysis.splitting.follow import Follower
 from spindle_cli.analysis.tracing.shapes import leaves_of
 from spindle_cli.analysis.without_data import Remembering, Unread
@@ -25,6 +28,7 @@ from spindle_cli.workload.refuse import place_of_error
 
 _OTHER = "in its backward pass other things are done for another size of the batch"
 _COUPLES = "in its backward pass a gradient is changed by more than the sample that it belongs to"
+_OTHER_AGAIN = "its backward pass computes otherwise each time that it runs"
 _Result = tuple[Any, int]  # a node of the graph that autograd keeps, and which of its results
 
 
@@ -49,7 +53,7 @@ class Backward:
 
     Attributes:
         segments: in order; none where torch does it alone.
-        failed: why it could not be run.
+        failed: why it could not be run, or is another one when it is run again.
     """
 
     segments: tuple[_Segment, ...] = ()
@@ -63,7 +67,7 @@ class Backward:
             if not recorder.has_others and not any(map(_has_hooks, _of_tape(tape))):
                 return cls()
             try:
-                recorder.run(ends)
+                recorder.run(ends, is_last=False)
             except Exception as error:  # the user's code, on tensors that may have no values
                 text = str(error).strip().split("\n")[0]
                 why = f"its backward pass fails for a batch of {size}: {type(error).__name__}: {text}"
@@ -71,9 +75,42 @@ class Backward:
                     why = "its backward pass decides by the values of its batch"
                 return cls(failed=Mixed(why, place_of_error(error)))
             finally:
-                for parameter in module.parameters():
-                    parameter.grad = None
-        return cls(tuple(recorder.segments))
+                _forget_gradients(module)
+        other = _other_again(ends, recorder.segments)
+        _forget_gradients(module)
+        return cls(tuple(recorder.segments), other)
+
+
+def _forget_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def _other_again(ends: Sequence[Tensor], first: Sequence[_Segment]) -> Mixed | None:
+    """Say that a second backward pass computes otherwise than the first: by a number that it counts in a
+    class, say, which each share would count for itself. None: it does not, or it cannot be run twice.
+    """
+    with _Recorder(ends) as recorder:
+        try:
+            recorder.run(ends, is_last=True)
+        except Exception:  # it has given away what it needs
+            return None
+    work, again = _work(first), _work(recorder.segments)
+    if work == again:
+        return None
+    pairs = zip_longest(work, again)
+    position = next(position for position, (one, another) in enumerate(pairs) if one != another)
+    entries = [entry for segment in first for entry in segment.entries]
+    return Mixed(_OTHER_AGAIN, entries[position].place if position < len(entries) else None)
+
+
+def _work(segments: Sequence[_Segment]) -> list[tuple[Any, ...]]:
+    """What is done with gradients, in order."""
+    return [
+        (entry.func, pytree.tree_map(as_shape, (entry.args, entry.kwargs)))
+        for segment in segments
+        for entry in segment.entries
+    ]
 
 
 def has_others(ends: Sequence[Tensor]) -> bool:
@@ -228,15 +265,15 @@ class _Recorder:
         self.segments[-1].entries.extend(self._tape.entries)
         self._tape.entries = []
 
-    def run(self, ends: Sequence[Tensor]) -> None:
-        """Run the backward pass from these tensors."""
+    def run(self, ends: Sequence[Tensor], *, is_last: bool) -> None:
+        """Run the backward pass from these tensors, the last one through their graph or not."""
         gradients = [torch.empty_like(end) for end in ends]
         given = [
             ((end.grad_fn, end.output_nr), gradient) for end, gradient in zip(ends, gradients, strict=True)
         ]
         self.segments.append(_Segment(list(given)))
         with Remembering(), self._tape, Unread():
-            torch.autograd.backward(ends, gradients)
+            torch.autograd.backward(ends, gradients, retain_graph=not is_last)
 
 
 def _nodes(ends: Sequence[Tensor]) -> list[Any]:

@@ -170,13 +170,14 @@ def _work(tape: Tape, others: Sequence[Tensor]) -> list[tuple[Any, ...]]:
     """What is done to these tensors and what is made of them, in order."""
     derived = _made_of(tape, others)
     return [
-        (entry.func, pytree.tree_map(_as_shape, (entry.args, entry.kwargs)))
+        (entry.func, pytree.tree_map(as_shape, (entry.args, entry.kwargs)))
         for entry in tape.entries
         if derived & set(map(memory_of, tensors_in(entry.result)))
     ]
 
 
-def _as_shape(value: Any) -> Any:
+def as_shape(value: Any) -> Any:
+    """A tensor's shape and type, in its place; another value as it is."""
     if isinstance(value, float) and isnan(value):
         return "nan"  # which is equal to itself
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
