@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.clocks import clock_of, clocks_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.activations import pass_order, slice_edges, slice_layouts
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.clock import PassClock
-from spindle_cli.program.transfers import find_transfers, on_their_way_s
 from spindle_cli.program.types import Kind
-
-
-def clock_of(plan: Plan) -> PassClock:
-    edges = slice_edges(plan)
-    return PassClock.of(plan, pass_order(plan, edges), edges, {})
 
 
 def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:
@@ -24,25 +18,30 @@ def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:
     return round((end - start) / len(clock.when) / 1e9, 9)
 
 
+PASSES = [(Kind.FORWARD, 0), (Kind.FORWARD, 1), (Kind.BACKWARD, 1), (Kind.BACKWARD, 0)]
+
+
 def test_a_pass_starts_when_what_it_takes_has_come() -> None:
-    """Forward 0.1 and 0.3 s, backward 0.1 and 0.2 s, a second forward and a quarter back between them."""
-    plan = two_slices(0.3, 0.1)
-    edges = slice_edges(plan)
-    maker, taker = ((kind, piece) for piece in (0, 1) for kind in (Kind.FORWARD,))
-    back = (Kind.BACKWARD, 1), (Kind.BACKWARD, 0)
-    clock = PassClock.of(plan, pass_order(plan, edges), edges, {(maker, taker): 1.0, back: 0.25})
-    starts = [clock.start(each) / len(clock.when) / 1e9 for each in (maker, taker, *back)]
-    assert starts == pytest.approx([0.0, 1.1, 1.7, 2.15], abs=1e-8)
+    """Forward 0.1 and 0.6 s, backward 0.2 and 0.2 s, a second and 10 us each way between them."""
+    clock = clock_of(two_slices(0.3, 0.1, output_bytes=5_000_000_000))
+    starts = [clock.start(each) / len(clock.when) / 1e9 for each in PASSES]
+    assert starts == pytest.approx([0.0, 1.10001, 1.70001, 2.90002], abs=1e-8)
+
+
+def test_what_is_posted_later_is_sent_later() -> None:
+    clocks = clocks_of(two_slices(0.3, 0.1, output_bytes=5_000_000_000))
+    there, back = (PASSES[0], PASSES[1]), (PASSES[2], PASSES[3])
+    for posted_s, taken_s in ((0.05, 1.10001), (0.1, 1.10001), (0.5, 1.50001)):
+        clock = clocks.clock(posted={there: round(posted_s * 4e9), back: 0})
+        assert clock.start(PASSES[1]) / 4e9 == pytest.approx(taken_s, abs=1e-8)
 
 
 def test_a_pass_that_waits_for_parameters_runs_forward_no_earlier_than_these_are_there() -> None:
     """Forward 0.1 and 0.3 s, backward 0.2 and 0.1."""
-    plan = two_slices(0.3, 0.1, length_s=0.4)
-    edges = slice_edges(plan)
+    clocks = clocks_of(two_slices(0.3, 0.1, length_s=0.4))
 
     def starts_s(not_before: dict[int, float]) -> list[float]:
-        ticks = {piece: int(there_s * 4e9) for piece, there_s in not_before.items()}
-        clock = PassClock.of(plan, pass_order(plan, edges), edges, {}, ticks)
+        clock = clocks.clock({piece: int(there_s * 4e9) for piece, there_s in not_before.items()})
         order = [(kind, piece) for kind in (Kind.FORWARD, Kind.BACKWARD) for piece in (0, 1)]
         return [round(clock.start(each) / 4e9, 6) for each in order]
 
@@ -63,19 +62,41 @@ def test_what_goes_in_several_chunks_has_come_with_the_longest() -> None:
     maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {2: 1.0}, inputs=("a/m",))
     maker = maker.model_copy(update={"output_bytes": 8_000_000})
     waves = [[slice_of(maker, (0, 1), (0,), 0.0)], [slice_of(taker, (0, 1), (1, 2), 0.3)]]
-    plan = plan_of(profile_of(maker, taker), cluster_of(4, devices_per_node=2), waves)
-    layouts = slice_layouts(plan)
-    found = on_their_way_s(plan, layouts, find_transfers(plan, layouts, slice_edges(plan)))
-    there, back = ((Kind.FORWARD, 0), (Kind.FORWARD, 1)), ((Kind.BACKWARD, 1), (Kind.BACKWARD, 0))
-    assert found == {there: pytest.approx(0.00402), back: pytest.approx(0.00402)}
+    clock = clock_of(plan_of(profile_of(maker, taker), cluster_of(4, devices_per_node=2), waves))
+    for made, taken in (PASSES[:2], PASSES[2:]):
+        assert (clock.start(taken) - clock.end(made)) / 4e9 == pytest.approx(0.00402, abs=1e-8)
+
+
+@pytest.mark.parametrize(("second", "after_s"), [(3, 2 * 0.01002), (1, 0.00201)])
+def test_what_goes_through_the_same_card_comes_one_after_the_other(second: int, after_s: float) -> None:
+    """A maker on device 0 hands 10 MB to two takers, at 1 GB/s between nodes of two devices, or what the
+    second takes stays inside of the node, at 5 GB/s.
+    """
+    maker = metaop_of("a/m", 1, {1: 0.3}).model_copy(update={"output_bytes": 10_000_000})
+    takers = [metaop_of(f"a/{name}", 1, {1: 1.0}, inputs=("a/m",)) for name in "tu"]
+    placed = [
+        slice_of(taker, (0, 1), (device,), 0.3) for taker, device in zip(takers, (2, second), strict=True)
+    ]
+    waves = [[slice_of(maker, (0, 1), (0,), 0.0)], placed]
+    clock = clock_of(plan_of(profile_of(maker, *takers), cluster_of(4, devices_per_node=2), waves))
+    made = clock.end(PASSES[0])
+    starts = [clock.start((Kind.FORWARD, piece)) for piece in (1, 2)]
+    waited_s = [(start - made) / len(clock.when) / 1e9 for start in starts]
+    assert waited_s == pytest.approx([0.01002, after_s], abs=1e-8)
 
 
 def two_slices(
-    forward_s: float, backward_s: float, *, recompute: bool = False, length_s: float | None = None
+    forward_s: float,
+    backward_s: float,
+    *,
+    recompute: bool = False,
+    length_s: float | None = None,
+    output_bytes: int = 0,
 ) -> Plan:
     """A maker on device 0 and a taker on device 1, which lasts `length_s`, or twice what its curve says."""
     point = CurvePoint(num_devices=1, dp=1, forward_s=forward_s, backward_s=backward_s, source="measured")
     maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {1: 1.0}, inputs=("a/m",))
+    maker = maker.model_copy(update={"output_bytes": output_bytes})
     taker = taker.model_copy(update={"curve": (point,)})
     second = slice_of(taker, (0, 1), (1,), 0.3, recompute=recompute)
     length_s = 2 * (second.end_s - second.start_s) if length_s is None else length_s

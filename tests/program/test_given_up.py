@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
@@ -71,8 +73,11 @@ def test_each_stage_gives_up_what_it_has_sent_while_others_are_under_way() -> No
 
 
 def test_a_pass_waits_until_what_it_gives_up_has_left() -> None:
-    """A quarter of a GB takes 3.5 s one way: the gradient of the first micro-batch leaves from 5.5 s on."""
-    simulation = Engine(link(two_stages(4, gb_per_s=0.25 / 3.5))).run()
+    """A quarter of a GB takes 3.5 s one way, longer than the program reckons with: the gradient of the first
+    micro-batch leaves from 5.5 s on.
+    """
+    slow = two_stages(4, gb_per_s=0.25 / 3.5)
+    simulation = Engine(replace(link(two_stages(4)), plan=slow)).run()
     waits = [wait for wait in simulation.waits if wait.cause is Cause.LEAVING]
     assert {wait.device for wait in waits} == {1}
     assert {wait.source for wait in waits} == {0}

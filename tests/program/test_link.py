@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.clocks import clock_of
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.account.activations import pass_order, slice_edges
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.clock import PassClock
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Kind, Program, StepSettings
@@ -146,8 +146,7 @@ def test_small_receives_are_posted_as_early_as_they_are_made() -> None:
 @examples(100)
 @given(plans())
 def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
-    edges = slice_edges(plan)
-    clock = PassClock.of(plan, pass_order(plan, edges), edges, {})
+    clock = clock_of(plan)
     ends = [end for _, end in clock.when.values()]
     assert len(set(ends)) == len(ends)
 

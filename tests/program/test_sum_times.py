@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.clocks import clock_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.activations import pass_order, slice_edges, slice_layouts
+from spindle_cli.account.activations import slice_layouts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import all_gather_s, per_node, spread_collective_s
 from spindle_cli.files.sharding import Sharding
@@ -277,8 +278,7 @@ def test_the_last_update_is_behind_passes_losses_and_sums_one_after_another() ->
     ]
     plan = plan_of(profile_of(slow, fast, other), cluster_of(3), [pieces])
     program = link(plan)
-    order = pass_order(plan, slice_edges(plan))
-    clock = PassClock.of(plan, order, slice_edges(plan), {})
+    clock = clock_of(plan)
     ticks = len(clock.when) * 10**9
     sum_s = spread_collective_s(2**26, per_node((0, 1), plan.cluster), 2, plan.cluster)
 

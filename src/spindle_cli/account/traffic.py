@@ -202,8 +202,8 @@ def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Tra
         plan=plan,
         layouts=layouts,
         edges=edges,
-        activations=tuple(_exchange(plan, layouts, edge, is_gradient=False) for edge in edges),
-        gradients=tuple(_exchange(plan, layouts, edge, is_gradient=True) for edge in edges),
+        activations=tuple(exchange_of(plan, layouts, edge, is_gradient=False) for edge in edges),
+        gradients=tuple(exchange_of(plan, layouts, edge, is_gradient=True) for edge in edges),
         groups=groups_of(plan, order, uses_of(plan) if parameters is None else parameters),
     )
 
@@ -265,7 +265,8 @@ def uses_of(plan: PlacedPlan) -> ParameterUses:
     return planned_parameters(by_name.values(), plan.sharding)
 
 
-def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
+def exchange_of(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
+    """What an edge moves forward, or back."""
     sender, taker = (edge.consumer, edge.producer) if is_gradient else (edge.producer, edge.consumer)
     whole = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
     over = handed_over(layouts[sender], layouts[taker], whole, plan.cluster)

@@ -1,17 +1,22 @@
-"""When each pass would run if every message were sent at once, and had its way for itself: the clock that
-orders what devices communicate.
+"""When each pass runs if every message is sent as soon as it is made: the clock that orders what devices
+communicate.
 
 Every rank derives the same times from the plan, in whole ticks, so that all put every message and collective
 in one order without asking each other. Nothing waits for these times: a device that is early or late posts in
-the same order. No two passes end in the same tick: of two devices that hand each other something then, one
-has to be first, and only the other can be ready for it.
+the same order. But what is posted ahead of something that is made sooner holds it up where a device's
+messages go one after another, so messages have the ways to themselves no more than they will have
+(`account/pass_times.py`). No two passes end in the same tick: of two devices that hand each other something
+then, one has to be first, and only the other can be ready for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spindle_cli.account.activations import Layout
+from spindle_cli.account.pass_times import PassRunner, moves_of
+from spindle_cli.account.traffic import exchange_of
 from spindle_cli.account.types import Edge, Pass
 from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import times_of
@@ -33,44 +38,6 @@ class PassClock:
     when: Mapping[Compute, Interval]
     forward_ended: int
 
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        order: Sequence[Pass],
-        edges: Iterable[Edge],
-        on_their_way_s: Mapping[tuple[Compute, Compute], float],
-        not_before: Mapping[int, int] | None = None,
-    ) -> PassClock:
-        """`order`: of all passes. `on_their_way_s`: of two passes between devices, the seconds that what the
-        first hands to the second is on its way. `not_before`: of slices that wait for their parameters, the
-        tick from which they may run forward.
-        """
-        producers: dict[int, list[int]] = {}
-        consumers: dict[int, list[int]] = {}
-        for edge in edges:
-            producers.setdefault(edge.consumer, []).append(edge.producer)
-            consumers.setdefault(edge.producer, []).append(edge.consumer)
-        when: dict[Compute, Interval] = {}
-        free = [0] * plan.cluster.num_devices
-        durations = [_durations_ns(plan, slice_) for slice_ in plan.slices]
-        for number, (index, is_backward) in enumerate(order):
-            kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
-            devices = plan.slices[index].devices
-            this = kind, index
-            ready = 0 if not_before is None else not_before.get(index, 0)
-            for dependency in before.get(index, ()):
-                moved_s = on_their_way_s.get(((kind, dependency), this), 0.0)
-                ready = max(ready, when[kind, dependency][1] + round(moved_s * 1e9) * len(order))
-            start = max(ready, *(free[device] for device in devices))
-            length = durations[index][is_backward] * len(order)
-            end = start + length + (number - start) % len(order)
-            when[this] = start, end
-            for device in devices:
-                free[device] = end
-        forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)
-        return cls(when, forward_ended)
-
     @property
     def ended(self) -> int:
         """When the last pass of all has ended."""
@@ -88,6 +55,75 @@ class PassClock:
     def end(self, compute: Compute) -> int:
         """Return the tick at which a pass ends."""
         return self.when[compute][1]
+
+
+class Clocks:
+    """Makes the clocks of a plan."""
+
+    def __init__(
+        self, plan: Plan, order: Sequence[Pass], layouts: Sequence[Layout], edges: Sequence[Edge]
+    ) -> None:
+        """`order`: of all passes. `layouts`: of the slices. `edges`: between them."""
+        activations, gradients = (
+            [exchange_of(plan, layouts, edge, is_gradient=is_gradient) for edge in edges]
+            for is_gradient in (False, True)
+        )
+        moves = moves_of(activations, gradients, plan.cluster, len(plan.slices), _ns)
+        self._order, self._num_devices = order, plan.cluster.num_devices
+        self._devices = [slice_.devices for slice_ in plan.slices]
+        self._runner = PassRunner(order, self._devices, self._num_devices, moves)
+        indices = range(len(plan.slices))
+        self._computes = [(kind, index) for kind in (Kind.FORWARD, Kind.BACKWARD) for index in indices]
+        self._ends = [(self._computes[move.sender], self._computes[move.taker]) for move in moves]
+        self._makers: list[list[Compute]] = [[] for _ in self._computes]  # of what each pass takes
+        for move in moves:
+            self._makers[move.taker].append(self._computes[move.sender])
+        durations = [_durations_ns(plan, slice_) for slice_ in plan.slices]
+        self._forward = [forward for forward, _ in durations]
+        self._backward = [backward for _, backward in durations]
+        for exchanges, passes in ((activations, self._forward), (gradients, self._backward)):
+            for exchange in exchanges:
+                passes[exchange.taker] += _ns(exchange.gather_s)
+
+    @property
+    def ticks_per_ns(self) -> int:
+        return len(self._order)
+
+    def clock(
+        self,
+        not_before: Mapping[int, int] | None = None,
+        posted: Mapping[tuple[Compute, Compute], int] | None = None,
+    ) -> PassClock:
+        """Return when passes run.
+
+        Args:
+            not_before: of slices that wait for their parameters, the tick from which they may run forward.
+            posted: by the passes that make and take it, the tick from which what is handed over may be sent;
+                None: all as soon as it is made.
+        """
+        ticks = self.ticks_per_ns
+        posted_ns = [-(-(posted or {}).get(ends, 0) // ticks) for ends in self._ends]
+        not_before_ns = {index: -(-tick // ticks) for index, tick in (not_before or {}).items()}
+        times = self._runner.run(self._forward, self._backward, not_before_ns, posted_ns)
+        count = len(self._forward)
+        when: dict[Compute, Interval] = {}
+        free = [0] * self._num_devices
+        # Whole numbers in, whole numbers out. In one nanosecond passes end in their order.
+        for place, (index, is_backward) in enumerate(self._order):
+            this = index + count * is_backward
+            ends = [free[device] for device in self._devices[index]]
+            ends += [when[maker][1] for maker in self._makers[this]]
+            start = max(int(times.start_s[this]) * ticks, *ends)
+            end = int(times.end_s[this]) * ticks + place
+            when[self._computes[this]] = start, end
+            for device in self._devices[index]:
+                free[device] = end
+        forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)
+        return PassClock(when, forward_ended)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _durations_ns(plan: Plan, slice_: Slice) -> Interval:

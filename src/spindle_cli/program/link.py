@@ -28,7 +28,7 @@ from spindle_cli.account.step_end import own_bytes
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.program.clock import Compute, PassClock
+from spindle_cli.program.clock import Clocks, Compute, PassClock
 from spindle_cli.program.device_builder import DeviceBuilder
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
@@ -47,7 +47,7 @@ from spindle_cli.program.transfers import (
     find_transfers,
     in_order,
     maker_of,
-    on_their_way_s,
+    taker_of,
 )
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings, Transfer
 
@@ -151,6 +151,7 @@ class _Moving:
     edges: tuple[Edge, ...]
     order: tuple[Pass, ...]
     routed: Sequence[Transfer]
+    clocks: Clocks
     begin: PassClock
     clock: PassClock
     there: Mapping[int, int]
@@ -160,17 +161,16 @@ class _Moving:
         layouts, edges = slice_layouts(plan), slice_edges(plan)
         order = pass_order(plan, edges)
         routed = find_transfers(plan, layouts, edges)
-        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, layouts, routed))
-        return cls(plan, layouts, edges, order, routed, clock, clock, {})
+        clocks = Clocks(plan, order, layouts, edges)
+        clock = clocks.clock()
+        return cls(plan, layouts, edges, order, routed, clocks, clock, clock, {})
 
     def behind_gathers(self, groups: tuple[ParameterGroup, ...]) -> _Moving:
         """With the clock of the step's last batch, of a step that begins with gathers of these groups."""
         if self.plan.accumulate > 1:
             return self
         there = parameters_there(self._groups_of_plan(groups), self.begin, self.plan)
-        on_their_way = on_their_way_s(self.plan, self.layouts, self.routed)
-        clock = PassClock.of(self.plan, self.order, self.edges, on_their_way, there)
-        return replace(self, clock=clock, there=there)
+        return replace(self, clock=self.clocks.clock(there), there=there)
 
     def _groups_of_plan(self, groups: tuple[ParameterGroup, ...]) -> tuple[ParameterGroup, ...]:
         """Choose this plan's groups among those of all plans that run in turn."""
@@ -279,14 +279,12 @@ class _Moving:
 
     def _ends_s(self, posting: _Posting) -> float:
         """When the last device has updated its parameters, if messages are sent when they are posted."""
-        plan, ticks_per_s = self.plan, len(self.order) * 1e9
-        late_s = [
-            max(0, timed.time - self.clock.end(maker_of(timed.transfer))) / ticks_per_s
-            for timed in posting.transfers
-        ]
-        sent = [timed.transfer for timed in posting.transfers]
-        on_their_way = on_their_way_s(plan, self.layouts, sent, late_s)
-        clock = PassClock.of(plan, self.order, self.edges, on_their_way, self.there)
+        plan = self.plan
+        posted: dict[tuple[Compute, Compute], int] = {}
+        for timed in posting.transfers:
+            ends = maker_of(timed.transfer), taker_of(timed.transfer)
+            posted[ends] = max(posted.get(ends, 0), timed.time)
+        clock = self.clocks.clock(self.there, posted)
         times = {
             group.index: max(posting.times[group.index], complete_at(group, clock, plan.slices))
             for group in posting.groups

@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 
 from spindle_cli.account.activations import (
     EARLY_BYTES,
-    WHOLE,
     HandedOver,
     Layout,
     edge_bytes,
@@ -40,7 +39,7 @@ from spindle_cli.account.activations import (
 )
 from spindle_cli.account.traffic import find_communicator_ranks, peers_bytes
 from spindle_cli.account.types import Edge, ParameterGroup, Purpose
-from spindle_cli.costs.links import all_gather_s, collectives_bytes, transfer_s
+from spindle_cli.costs.links import collectives_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.types import Communicator, Kind, Program, Transfer
@@ -68,33 +67,6 @@ def find_transfers(plan: Plan, layouts: tuple[Layout, ...], edges: tuple[Edge, .
         for edge in edges
         for transfer in _of_edge(plan, layouts, edge, is_gradient=is_gradient)
     ]
-
-
-def on_their_way_s(
-    plan: Plan,
-    layouts: Sequence[Layout],
-    transfers: Sequence[Transfer],
-    posted_late_s: Sequence[float] | None = None,
-) -> dict[tuple[Compute, Compute], float]:
-    """By the passes that make and take them, the seconds of the longest of some transfers, each alone, and of
-    the gather behind it where it is of parts.
-
-    Args:
-        posted_late_s: of each, how long after it was made it is posted; at once if None.
-    """
-    longest_s: dict[tuple[Compute, Compute], float] = {}
-    for number, transfer in enumerate(transfers):
-        ends = maker_of(transfer), taker_of(transfer)
-        link = plan.cluster.link(transfer.source, transfer.destination)
-        seconds = transfer_s(transfer.num_bytes, link)
-        if transfer.part != WHOLE:
-            layout = layouts[ends[1][1]]
-            holders = layout.holders(layout.share_of[transfer.destination])
-            seconds += all_gather_s(transfer.num_bytes * transfer.part[1], holders, plan.cluster)
-        if posted_late_s is not None:
-            seconds += posted_late_s[number]
-        longest_s[ends] = max(longest_s.get(ends, 0.0), seconds)
-    return longest_s
 
 
 def gathering_s(

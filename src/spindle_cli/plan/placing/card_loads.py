@@ -9,19 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
 
+from spindle_cli.account.pass_times import Busy, Card
 from spindle_cli.files.cluster import Cluster
-
-Card: TypeAlias = tuple[int, int]  # of a node
-
-
-class Busy(NamedTuple):
-    """A card has a message under way."""
-
-    start_s: float
-    end_s: float
-    card: Card
 
 
 class CardLoads:

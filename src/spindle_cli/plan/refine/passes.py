@@ -1,4 +1,4 @@
-"""When passes run, and the messages between them, in compiled loops: as `placing/passes.py` has it."""
+"""When passes run, and the messages between them, in compiled loops: as `account/pass_times.py` has it."""
 
 from __future__ import annotations
 
