@@ -66,24 +66,10 @@ def best_of_each(
         within_s: the iteration of a plan that is known; schedules that take longer are not placed.
         is_searched_on: whether a search over everything begins from what leaves much to it.
     """
-
     baseline = baseline or partial(by_baseline, problem)
-    placed = cache(partial(best_placed, problem))
     of_kinds = [[baseline(name)] for name in baselines_on(problem.cluster) if strategy in (name, "spindle")]
-    by_search: dict[int, Sequence[Candidate]] = {}
     if strategy == "spindle":
-        for number, candidates in enumerate(spindle(problem, bound, effort)):
-            least_s = min(within_s, _least_s(of_kinds))
-            of_kinds.append(best_of(problem, candidates, placed, with_care=False, within_s=least_s))
-            # What is only there to begin with stays as it is, as what a search finds is shorter.
-            if effort != NO_SEARCH and number > 0:
-                by_search[len(of_kinds) - 1] = candidates
-            if number == 1 and not any(of_kinds[-1]):
-                break  # nothing of a whole search fits: a longer one will not help
-    if not (is_searched_on and _is_far(of_kinds, bound)):
-        for kind, searched in by_search.items():
-            least_s = min(within_s, _least_s(of_kinds))
-            of_kinds[kind] = best_of(problem, searched, placed, with_care=True, within_s=least_s)
+        _add_searched(of_kinds, problem, bound, effort, within_s, is_searched_on=is_searched_on)
     all_fit = _all_fit(of_kinds)
     if strategy == "spindle" and effort != NO_SEARCH:
         best = _least(chain.from_iterable(of_kinds))
@@ -92,6 +78,35 @@ def best_of_each(
             of_kinds.append([evaluate(problem, pipeline) for pipeline in pipelines(problem, effort, least_s)])
     best_of_kinds = [best for best in map(_least, of_kinds) if best is not None]
     return sorted(best_of_kinds, key=EvaluatedCandidate.rank), all_fit
+
+
+def _add_searched(
+    of_kinds: list[list[EvaluatedCandidate | None]],
+    problem: Problem,
+    bound: Bound,
+    effort: int,
+    within_s: float,
+    *,
+    is_searched_on: bool,
+) -> None:
+    """Add the plans of what searches find, placed with care where no search over everything goes on from
+    them.
+    """
+    placed = cache(partial(best_placed, problem))
+    by_search: dict[int, Sequence[Candidate]] = {}
+    for number, candidates in enumerate(spindle(problem, bound, effort)):
+        least_s = min(within_s, _least_s(of_kinds))
+        # What is only there to begin with stays as it is, as what a search finds is shorter.
+        if effort != NO_SEARCH and number > 0:
+            by_search[len(of_kinds)] = candidates
+        of_kinds.append(best_of(problem, candidates, placed, with_care=False, within_s=least_s))
+        if number == 1 and not any(of_kinds[-1]):
+            break  # nothing of a whole search fits: a longer one will not help
+    if is_searched_on and _is_far(of_kinds, bound):
+        return
+    for kind, searched in by_search.items():
+        least_s = min(within_s, _least_s(of_kinds))
+        of_kinds[kind] = best_of(problem, searched, placed, with_care=True, within_s=least_s)
 
 
 def _is_far(of_kinds: Sequence[Sequence[EvaluatedCandidate | None]], bound: Bound) -> bool:
