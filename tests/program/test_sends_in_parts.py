@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.clocks import clock_of
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.activations import WHOLE
 from spindle_cli.account.traffic import traffic_of
@@ -74,6 +75,17 @@ def test_a_pass_takes_longer_by_what_it_gathers() -> None:
     assert [each.backward_s for each in slice_durations(program)] == [2.0, 2.0]
     ends = {(span.slice_index, span.activity): span.end_s for span in Engine(program).run().spans}
     assert ends[1, "forward"] == pytest.approx(1 + 4 + 1.2)
+
+
+def test_so_it_does_by_the_clock() -> None:
+    """Forward in 1 and 1.2 s, with 4 s of messages between; backward in 2 and 2 s."""
+    clock = clock_of(between_nodes())
+    kinds = (Kind.FORWARD, Kind.BACKWARD)
+    times = {kind: [clock.when[kind, index] for index in (0, 1)] for kind in kinds}
+    lengths = {kind: [(end - start) / 4e9 for start, end in times[kind]] for kind in kinds}
+    assert lengths[Kind.FORWARD] == pytest.approx([1.0, 1.2], abs=1e-8)
+    assert lengths[Kind.BACKWARD] == pytest.approx([2.0, 2.0], abs=1e-8)
+    assert times[Kind.FORWARD][1][0] / 4e9 == pytest.approx(5.0, abs=1e-8)
 
 
 def test_parts_have_a_text() -> None:

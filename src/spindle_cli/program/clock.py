@@ -11,12 +11,12 @@ then, one has to be first, and only the other can be ready for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.activations import Layout
 from spindle_cli.account.pass_times import PassRunner, moves_of
-from spindle_cli.account.traffic import exchange_of
+from spindle_cli.account.traffic import Exchange, exchange_of
 from spindle_cli.account.types import Edge, Pass
 from spindle_cli.costs.beyond_curve import forwards_again
 from spindle_cli.costs.shares import times_of
@@ -69,21 +69,14 @@ class Clocks:
             for is_gradient in (False, True)
         )
         moves = moves_of(activations, gradients, plan.cluster, len(plan.slices), _ns)
+        indices = range(len(plan.slices))
         self._order, self._num_devices = order, plan.cluster.num_devices
         self._devices = [slice_.devices for slice_ in plan.slices]
         self._runner = PassRunner(order, self._devices, self._num_devices, moves)
-        indices = range(len(plan.slices))
         self._computes = [(kind, index) for kind in (Kind.FORWARD, Kind.BACKWARD) for index in indices]
         self._ends = [(self._computes[move.sender], self._computes[move.taker]) for move in moves]
-        self._makers: list[list[Compute]] = [[] for _ in self._computes]  # of what each pass takes
-        for move in moves:
-            self._makers[move.taker].append(self._computes[move.sender])
-        durations = [_durations_ns(plan, slice_) for slice_ in plan.slices]
-        self._forward = [forward for forward, _ in durations]
-        self._backward = [backward for _, backward in durations]
-        for exchanges, passes in ((activations, self._forward), (gradients, self._backward)):
-            for exchange in exchanges:
-                passes[exchange.taker] += _ns(exchange.gather_s)
+        self._makers = _makers(self._ends)
+        self._durations = _all_durations_ns(plan, (activations, gradients))
 
     @property
     def ticks_per_ns(self) -> int:
@@ -104,15 +97,15 @@ class Clocks:
         ticks = self.ticks_per_ns
         posted_ns = [-(-(posted or {}).get(ends, 0) // ticks) for ends in self._ends]
         not_before_ns = {index: -(-tick // ticks) for index, tick in (not_before or {}).items()}
-        times = self._runner.run(self._forward, self._backward, not_before_ns, posted_ns)
-        count = len(self._forward)
+        times = self._runner.run(*self._durations, not_before_ns, posted_ns)
+        count = len(self._devices)
         when: dict[Compute, Interval] = {}
         free = [0] * self._num_devices
         # Whole numbers in, whole numbers out. In one nanosecond passes end in their order.
         for place, (index, is_backward) in enumerate(self._order):
             this = index + count * is_backward
             ends = [free[device] for device in self._devices[index]]
-            ends += [when[maker][1] for maker in self._makers[this]]
+            ends += [when[maker][1] for maker in self._makers.get(self._computes[this], ())]
             start = max(int(times.start_s[this]) * ticks, *ends)
             end = int(times.end_s[this]) * ticks + place
             when[self._computes[this]] = start, end
@@ -120,6 +113,23 @@ class Clocks:
                 free[device] = end
         forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)
         return PassClock(when, forward_ended)
+
+
+def _makers(ends: Iterable[tuple[Compute, Compute]]) -> dict[Compute, list[Compute]]:
+    """By pass, those that make what it takes."""
+    makers: dict[Compute, list[Compute]] = {}
+    for maker, taker in ends:
+        makers.setdefault(taker, []).append(maker)
+    return makers
+
+
+def _all_durations_ns(plan: Plan, exchanges: Sequence[Sequence[Exchange]]) -> tuple[list[int], list[int]]:
+    """The lengths of all forward and backward passes, with what they gather of what `exchanges` bring."""
+    forward, backward = map(list, zip(*(_durations_ns(plan, slice_) for slice_ in plan.slices), strict=True))
+    for sent, passes in zip(exchanges, (forward, backward), strict=True):
+        for exchange in sent:
+            passes[exchange.taker] += _ns(exchange.gather_s)
+    return forward, backward
 
 
 def _ns(seconds: float) -> int:

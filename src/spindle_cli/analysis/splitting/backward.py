@@ -76,9 +76,9 @@ class Backward:
                 return cls(failed=Mixed(why, place_of_error(error)))
             finally:
                 _forget_gradients(module)
-        other = _other_again(ends, recorder.segments)
+        difference = _difference_again(ends, recorder.segments)
         _forget_gradients(module)
-        return cls(tuple(recorder.segments), other)
+        return cls(tuple(recorder.segments), difference)
 
 
 def _forget_gradients(module: nn.Module) -> None:
@@ -86,7 +86,7 @@ def _forget_gradients(module: nn.Module) -> None:
         parameter.grad = None
 
 
-def _other_again(ends: Sequence[Tensor], first: Sequence[_Segment]) -> Mixed | None:
+def _difference_again(ends: Sequence[Tensor], first: Sequence[_Segment]) -> Mixed | None:
     """Say that a second backward pass computes otherwise than the first: by a number that it counts in a
     class, say, which each share would count for itself. None: it does not, or it cannot be run twice.
     """
