@@ -356,3 +356,77 @@ def test_a_buffer_that_is_moved_is_moved_once_by_who_reads_it(run: Forward) -> N
         torch.testing.assert_close(known["loss"], right, rtol=0, atol=1e-6)
     holder, name = place_of_buffer(task.op_module(moves), task.root, "offset")
     torch.testing.assert_close(holder._buffers[name], net.offset, rtol=0, atol=1e-6)
+
+
+def _counted(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    self.counts += x.detach().mean()
+    return self.second(x).mean()
+
+
+def _counted_by_index(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    self.counts[0] = x.detach().mean()
+    return self.second(x * self.counts).mean()
+
+
+@pytest.mark.parametrize("run", [_counted, _counted_by_index])
+def test_what_is_written_into_an_attribute_that_is_no_buffer_is_refused_and_runs_where_it_is_one(
+    run: Forward,
+) -> None:
+    made = _workload(run)
+    net = made.tasks[0].module
+    net.counts = torch.zeros(WIDTH)
+    with pytest.raises(WorkloadError, match=r"forward changes 'self\.counts' between operators") as caught:
+        analysed(made)
+    assert f"{Path(__file__).name}:{run.__code__.co_firstlineno + 2}" in str(caught.value)
+    assert "self.register_buffer(" in str(caught.value.hint)
+    del net.counts
+    net.register_buffer("counts", torch.zeros(WIDTH))
+    assert analysed(made).tasks["t"].ops
+
+
+def _backward_of_a_head(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    self.second(x.detach()).pow(2).mean().backward()
+    return x.mean()
+
+
+def _backward_by_name(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    torch.autograd.backward(self.second(x.detach()).pow(2).mean())
+    return x.mean()
+
+
+def _backward_twice(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    loss = self.second(self.first(x)).pow(2).mean()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+@pytest.mark.parametrize("run", [_backward_of_a_head, _backward_by_name, _backward_twice])
+def test_a_backward_pass_in_the_middle_of_forward_is_refused_with_its_line(run: Forward) -> None:
+    """Nobody reads what it gives, so a trace would lose it."""
+    with pytest.raises(WorkloadError, match="forward calls backward between operators") as caught:
+        analysed(_workload(run))
+    assert f"{Path(__file__).name}:{run.__code__.co_firstlineno + 2}" in str(caught.value)
+    assert "to the loss that forward returns" in str(caught.value.hint)
+
+
+def test_what_a_head_is_trained_by_goes_into_the_loss() -> None:
+    """As the refusal advises: gradients are those of a backward pass of its own."""
+
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.first(x)
+        return x.mean() + self.second(x.detach()).pow(2).mean()
+
+    made, copies = _workload(run), _workload(_backward_of_a_head)
+    graph = analysed(made).tasks["t"]
+    batch = Batches(made.tasks[0], seed=0).rows(0, 0, 4)
+    loss = run_cut(graph, [batch], {op.index: [0, 2, 4] for op in graph.ops})
+    trained = gradients_of(loss, dict(made.tasks[0].module.named_parameters()))
+    module = copies.tasks[0].module
+    run_plain(copies.tasks[0], batch).backward()
+    for name, parameter in module.named_parameters():
+        assert (trained[name] is None) == (parameter.grad is None)
+        assert parameter.grad is None or torch.allclose(trained[name], parameter.grad, atol=1e-7)

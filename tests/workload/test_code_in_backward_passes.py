@@ -260,6 +260,8 @@ class Counting(torch.autograd.Function):
     ("made", "is_split"),
     [
         (torch.neg, True),
+        (lambda g: g * torch.tensor(2.0), True),
+        (lambda g: g * torch.tensor(1.0 / Counting.calls), False),
         (lambda g: g / Counting.calls, False),
         (lambda g: g * COUNT["of the file"], False),
         (lambda g: g.neg() if Counting.calls % 2 else g, False),

@@ -107,10 +107,20 @@ def _difference_again(ends: Sequence[Tensor], first: Sequence[_Segment]) -> Mixe
 def _work(segments: Sequence[_Segment]) -> list[tuple[Any, ...]]:
     """What is done with gradients, in order."""
     return [
-        (entry.func, pytree.tree_map(as_shape, (entry.args, entry.kwargs)))
+        (entry.func, pytree.tree_map(as_shape, (entry.args, entry.kwargs)), _number_made_of(entry))
         for segment in segments
         for entry in segment.entries
     ]
+
+
+def _number_made_of(entry: Entry) -> bytes | None:
+    """The bytes of what a tensor is made of that has come from Python: `torch.tensor(n)`."""
+    if entry.func is not torch.ops.aten.lift_fresh.default or not isinstance(entry.args[0], Tensor):
+        return None
+    made = entry.args[0].detach()
+    if made.is_meta or made.layout is not torch.strided:
+        return None
+    return bytes(made.reshape(-1).contiguous().view(torch.uint8).tolist())
 
 
 def has_others(ends: Sequence[Tensor]) -> bool:

@@ -569,6 +569,16 @@ class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 raise _runs_as_written(refused) if name in self._buffers else refused
 
 
+def changed_attribute(task: str, root: nn.Module, tensor: Tensor) -> WorkloadError | None:
+    """The refusal of a change to a tensor in an attribute that is no buffer; None: it lies in none."""
+    memory = tensor.untyped_storage()._cdata
+    for name, attribute in _in_attributes(root):
+        if attribute.untyped_storage()._cdata == memory:
+            what = f"forward changes {name!r} between operators"
+            return _frozen(task, what, place_of_caller(), _KEPT_IN_BUFFER)
+    return None
+
+
 def _in_attributes(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors that modules have in attributes, lists and dicts, and not as parameters or buffers."""
     for prefix, module in root.named_modules():

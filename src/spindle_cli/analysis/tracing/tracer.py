@@ -22,6 +22,7 @@ from spindle_cli.analysis.tracing.earlier import (
     GIVE_AS_ARGUMENT,
 )
 from spindle_cli.analysis.tracing.faithful import (
+    changed_attribute,
     is_in_place_name,
     note_contexts,
     refuse_question,
@@ -183,6 +184,7 @@ class OperatorTracer(fx.Tracer):
         if kind == "call_method" and target == "requires_grad_" and isinstance(args[0], fx.Proxy):
             self.leaves_of_gradients.add(args[0].node)
         self._refuse_writing(kind, target, args)
+        self._refuse_backward(kind, target)
         selected = None
         if any(type(argument) is Selected for argument in (*args, *kwargs.values())):
             made = made_of(kind, target, args, kwargs)
@@ -210,6 +212,9 @@ class OperatorTracer(fx.Tracer):
             )
             raise refusal(self._task.name, what, place_of_caller(), DECLARE)
         if target == "__setitem__" or is_in_place_name(target):
+            refused = changed_attribute(self._task.name, self.root, written)
+            if refused is not None:
+                raise refused
             what = f"{str(written.dtype).removeprefix('torch.')} of shape {tuple(written.shape)}"
             raise refusal(
                 self._task.name,
@@ -218,6 +223,20 @@ class OperatorTracer(fx.Tracer):
                 place_of_caller(),
                 "Make it of the batch's, so that it is made anew in every step: x.new_zeros(...), "
                 "torch.zeros_like(x), torch.zeros(..., device=x.device).",
+            )
+
+    def _refuse_backward(self, kind: str, target: Any) -> None:
+        """Refuse a backward pass in the middle of forward: nobody reads what it gives, so a trace would lose
+        it.
+        """
+        is_method = kind == "call_method" and target == "backward"
+        if is_method or target in (torch.autograd.backward, Tensor.backward):
+            raise refusal(
+                self._task.name,
+                "forward calls backward between operators, which a trace would lose",
+                place_of_caller(),
+                "Add what it trains by to the loss that forward returns: loss + aux_loss, of what is "
+                "detached where no gradient is to go further.",
             )
 
     def _is_parameter(self, tensor: Tensor) -> bool:
