@@ -48,6 +48,8 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 def main() -> None:
     """Serve until the process that started this one ends; in what is forked: be the Python asked for."""
     die_with_parent()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     requests = socket.socket(fileno=int(sys.argv[1]))
     preload(*IMPORTED)
     _serve(requests)()

@@ -121,8 +121,7 @@ def test_json_says_what_was_made(resumed: Resumed) -> None:
 
 @pytest.mark.processes
 def test_an_interrupt_ends_with_130_and_no_traceback(forker: socket.socket, tmp_path: Path) -> None:
-    noisy = "--accept-noise"  # else it ends by itself beside other tests that compute
-    running = ReadyCommand(forker, "profile", TINY, "-o", tmp_path / "p.json", "--nproc", 2, noisy)
+    running = ReadyCommand(forker, "profile", TINY, "-o", tmp_path / "p.json", "--nproc", 2)
     wait_for(tmp_path / "p.partial.json", 0, running)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=120)
