@@ -3,10 +3,10 @@
 Compute and messages overlap. A device moves one thing at a time inside its node, and a network card one
 between nodes. What has been computed is sent as soon as its takers hold buffers for it, a few passes ahead of
 theirs (`program/transfers.py`), the earliest first. Over NCCL, which carries what a device posts one after
-another, all that one pass sends another starts together, when all of its ways are free;
-over gloo each way carries its part when it is free itself.
+another, all that one pass sends another starts together, when all of its ways are free; over gloo each way
+carries its part when it is free itself.
 
-Times are seconds or whole ticks, as the durations are.
+Times have the unit of the durations: seconds for a prediction, whole nanoseconds for a program's clock.
 """
 
 from __future__ import annotations

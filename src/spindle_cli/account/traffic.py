@@ -266,7 +266,7 @@ def uses_of(plan: PlacedPlan) -> ParameterUses:
 
 
 def exchange_of(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
-    """What an edge moves forward, or back."""
+    """Return the messages of an edge: activations to its consumer, or gradients back to its producer."""
     sender, taker = (edge.consumer, edge.producer) if is_gradient else (edge.producer, edge.consumer)
     whole = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
     over = handed_over(layouts[sender], layouts[taker], whole, plan.cluster)
