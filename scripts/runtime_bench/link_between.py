@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from spindle_cli.files.artifact import write_json
+from spindle_cli.files.cluster import Link
 from spindle_cli.profile.machine.link_speed import as_link, measure_link
 
 
@@ -21,7 +22,15 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     link = as_link(measure_link(rank, store, torch.device("cpu")))
     if rank == 0:
-        write_json(out, link)
+        write_json(out, _sustained(link))
+
+
+def _sustained(link: Link) -> Link:
+    """Return a link without sizes that seem faster than the largest: after a pause the shaper lets some
+    messages through at once, but not in the midst of others.
+    """
+    curve = tuple(point for point in link.curve or () if point[1] <= link.bandwidth_gb_per_s)
+    return link.model_copy(update={"curve": curve})
 
 
 if __name__ == "__main__":

@@ -22,36 +22,50 @@ MB = 10**6
 
 
 def test_a_message_takes_both_ends_for_itself_and_for_its_bytes() -> None:
-    time = ProcessorTime(COSTS, 3)
+    time = ProcessorTime(COSTS, (0,) * 3)
     time.message(0, 2, 2 * MB)
     assert time.seconds == pytest.approx((0.003, 0.0, 0.003))
 
 
 def test_a_sum_scatters_and_gathers_between_all_pairs() -> None:
     """Of 3 devices each sends a third of 3 MB to 2 others and takes as much, twice, in two messages each."""
-    time = ProcessorTime(COSTS, 4)
+    time = ProcessorTime(COSTS, (0,) * 4)
     time.together(summed((0, 1, 3), 3 * MB))
     summed_s = 2 * 2 * 2 * (2 * 0.001 + 1e-9 * MB)
     assert time.seconds == pytest.approx((summed_s, summed_s, 0.0, summed_s))
 
 
+def test_a_byte_to_another_node_takes_two_and_a_half_times_as_much() -> None:
+    time = ProcessorTime(COSTS, (0, 0, 1))
+    time.message(0, 1, 2 * MB)
+    time.message(0, 2, 2 * MB)
+    assert time.seconds == pytest.approx((0.003 + 0.006, 0.003, 0.006))
+
+
+def test_of_a_sum_over_two_nodes_the_part_that_goes_between_them_takes_more() -> None:
+    """Of 3 devices, device 2 alone on its node, each hands both others a third of 3 MB, and takes as much."""
+    time = ProcessorTime(ProcessorCosts(s_per_byte=1e-9), (0, 0, 1))
+    time.together(summed((0, 1, 2), 3 * MB))
+    assert time.seconds == pytest.approx((4 * (1 + 2.5) * 0.001,) * 2 + (4 * 2 * 2.5 * 0.001,))
+
+
 @pytest.mark.parametrize(("mebibytes", "messages"), [(4, 2), (4.5, 3), (6, 3), (6.5, 4)])
 def test_a_large_sum_goes_in_messages_of_a_mebibyte_at_most(mebibytes: float, messages: int) -> None:
     """Of 2 devices each hands the other its half, and then the other's back."""
-    time = ProcessorTime(ProcessorCosts(message_s=0.001), 2)
+    time = ProcessorTime(ProcessorCosts(message_s=0.001), (0,) * 2)
     time.together(summed((0, 1), int(mebibytes * 2**20)))
     assert time.seconds == pytest.approx((2 * 2 * messages * 0.001,) * 2)
 
 
 def test_a_scatter_or_a_gather_is_half_of_a_sum_and_one_device_does_nothing() -> None:
-    time = ProcessorTime(COSTS, 2)
+    time = ProcessorTime(COSTS, (0,) * 2)
     time.together(Together(Collective.GATHER, (0, 1), 2 * MB, 1))
     time.together(summed((0,), MB))
     assert time.seconds == pytest.approx((2 * 0.002, 2 * 0.002))
 
 
 def test_of_several_readings_of_a_task_the_largest_counts() -> None:
-    time = ProcessorTime(COSTS, 1)
+    time = ProcessorTime(COSTS, (0,) * 1)
     for samples in (4, 8, 2):
         time.read(0, "a", samples)
     time.read(0, "b", 100)
@@ -67,7 +81,7 @@ def test_a_device_reads_all_of_its_micro_batches() -> None:
     by_name = {"a/net": net}
 
     def read_s(*slices: Slice) -> tuple[float, ...]:
-        return processor_overhead(COSTS, 2, slices, by_name, [], []).seconds
+        return processor_overhead(COSTS, (0,) * 2, slices, by_name, [], []).seconds
 
     assert read_s(whole) == (0.08, 0.0)
     assert read_s(*halves) == (0.08, 0.0)
@@ -79,9 +93,9 @@ def test_the_runtime_takes_time_of_a_step_and_of_each_slice() -> None:
     net = metaop_of("t/net", 3, {1: 1.0, 2: 1.0})
     slices = [slice_of(net, (0, 1), (0,), 0.0), slice_of(net, (1, 3), (0, 1), 1.0)]
     costs = ProcessorCosts(step_s=1.0, pass_s=0.25)
-    overhead = processor_overhead(costs, 3, slices, {"t/net": net}, [], [], batches=2)
+    overhead = processor_overhead(costs, (0,) * 3, slices, {"t/net": net}, [], [], batches=2)
     assert overhead.seconds == (1.0, 0.75, 0.0)
-    stretched = slice_stretches(costs, 3, slices, [1.0, 2.0], {"t/net": net}, [], [], 2)
+    stretched = slice_stretches(costs, (0,) * 3, slices, [1.0, 2.0], {"t/net": net}, [], [], 2)
     assert stretched == pytest.approx((1 + 1.0 / 3, 1 + 0.75 / 2))
 
 
@@ -97,16 +111,19 @@ def test_a_slice_is_as_slow_as_its_slowest_device() -> None:
     slices = [slice_of(a, (0, 1), (0, 1), 0.0), slice_of(b, (0, 1), (1,), 2.0)]
     by_name = {"t/a": a, "t/b": b}
     costs = ProcessorCosts(s_per_byte=1e-6)
-    found = slice_stretches(costs, 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], [])
+    found = slice_stretches(costs, (0,) * 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], [])
     assert found == pytest.approx((1.5, 1.25))
-    assert slice_stretches(ProcessorCosts(), 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], []) == (1.0, 1.0)
+    assert slice_stretches(ProcessorCosts(), (0,) * 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], []) == (
+        1.0,
+        1.0,
+    )
 
 
 def test_a_slice_reads_its_share_where_one_of_its_ops_has_fields() -> None:
     a = metaop_of("a/m", 2, {1: 1.0, 2: 0.5}, field_bytes={0: 100})
     slices = [slice_of(a, (0, 1), (0, 1), 0.0), slice_of(a, (1, 2), (2,), 0.5)]
     costs = ProcessorCosts(load_s={"a": 0.01})
-    found = slice_stretches(costs, 3, slices, [0.5, 1.0], {"a/m": a}, [], [])
+    found = slice_stretches(costs, (0,) * 3, slices, [0.5, 1.0], {"a/m": a}, [], [])
     assert found == pytest.approx((1 + 4 * 0.01 / 0.5, 1.0)), "half of 8 samples, and none"
 
 
@@ -115,7 +132,7 @@ def test_sums_of_a_step_count_once_for_all_of_its_batches() -> None:
     a = metaop_of("t/a", 1, {2: 10.0})
     slices = [slice_of(a, (0, 1), (0, 1), 0.0)]
     costs = ProcessorCosts(s_per_byte=1e-6)
-    found = slice_stretches(costs, 2, slices, [10.0], {"t/a": a}, [], [summed((0, 1), 2 * MB)], 4)
+    found = slice_stretches(costs, (0,) * 2, slices, [10.0], {"t/a": a}, [], [summed((0, 1), 2 * MB)], 4)
     assert found == pytest.approx((1.1,))
 
 

@@ -160,7 +160,7 @@ def test_a_device_reads_its_own_share() -> None:
     costs = ProcessorCosts(message_s=0.0, s_per_byte=0.0, load_s={"t": 0.01})
     net = metaop_of("t/a", 1, {1: 1.0}, field_bytes={0: 1})
     piece = by_rows(net, (0, 5, 8), (0, 1, 2, 3), tp=2)
-    beside = processor_overhead(costs, 5, [piece], {"t/a": net}, (), ())
+    beside = processor_overhead(costs, (0,) * 5, [piece], {"t/a": net}, (), ())
     assert beside.seconds == pytest.approx((0.05, 0.05, 0.03, 0.03, 0.0))
 
 

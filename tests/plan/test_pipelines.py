@@ -186,19 +186,23 @@ def test_a_search_counts_what_lanes_have_to_do_besides() -> None:
         assert found.end_s == pytest.approx(max(ends_s))
 
 
-def test_lanes_update_what_they_hold_and_spend_their_processors_on_messages_and_samples() -> None:
+@pytest.mark.parametrize(("devices_per_node", "times"), [(4, 1.0), (2, 2.5)])
+def test_lanes_update_what_they_hold_and_spend_their_processors_on_messages_and_samples(
+    devices_per_node: int, times: float
+) -> None:
+    """`times`: what a byte takes of processors, in bytes inside a node."""
     see = metaop_of("a/see", 2, ONE_OP_A_SECOND, field_bytes={0: 8})
     costs = ProcessorCosts(message_s=0.25, s_per_byte=1e-6, load_s={"a": 0.125}, step_s=8.0, pass_s=16.0)
     profile = profile_of(see).model_copy(update={"processor": costs, "optimizer_s_per_byte": 1 / MIB})
     profile = profile.model_copy(update={"optimizer_state_sharded": True})
-    problem = make_problem(profile, cluster_of(4, devices_per_node=2))
+    problem = make_problem(profile, cluster_of(4, devices_per_node=devices_per_node))
     lanes = Lanes(problem, ((0, 1), (2, 3)))
     sections = sections_of(problem)
     beside = Beside(lanes, sections)
     cut = (((1, 0), (2, 1)),)
     pieces = Cutter(problem, sections).pieces(cut)
     # Each device: its half of a layer's update; a message each way with half of the rows; half of the batch.
-    message_s = 2 * (0.25 + 2**15 * 1e-6)
+    message_s = 2 * (0.25 + 2**15 * times * 1e-6)
     runtime_s = 8.0 + 16.0  # one piece in each lane
     assert beside.seconds(cut, pieces) == pytest.approx(
         [0.5 + runtime_s + message_s + 4 * 0.125, 0.5 + runtime_s + message_s]

@@ -11,6 +11,7 @@ longer by the device's share of such work over its compute (`slice_stretches`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Protocol
@@ -28,6 +29,9 @@ _ENDS_PER_PARTNER = 2
 # gloo's ring sends a device's part of an all-reduce in two segments at least, so that one is on its way while
 # the other is added, and in none of more than 1 MiB (gloo, `gloo/allreduce.cc`, `ring`).
 _LEAST_SEGMENTS, _SEGMENT_BYTES = 2, 2**20
+# What a byte between nodes takes of a processor, in bytes between processes of one: TCP cuts it into packets,
+# and the kernel handles each. Measured from 1.8 to 2.9 (`docs/benchmarks/profiling.md`).
+_NETWORK_TIMES = 2.5
 
 
 class ProcessorSeconds(Protocol):
@@ -50,15 +54,18 @@ class ProcessorTime:
     up one by one.
     """
 
-    def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
-        self._costs = costs
-        self._seconds = [0.0] * num_devices
+    def __init__(self, costs: ProcessorSeconds, node_of: Sequence[int]) -> None:
+        """`node_of`: the node of each device."""
+        self._costs, self._node_of = costs, node_of
+        self._seconds = [0.0] * len(node_of)
         self._read: dict[tuple[int, str, int], float] = {}
 
     def message(self, source: int, destination: int, num_bytes: float) -> None:
         """Add a message from one device to another."""
+        is_far = self._node_of[source] != self._node_of[destination]
+        message_s = self._costs.message_s + num_bytes * byte_s(self._costs, float(is_far))
         for device in (source, destination):
-            self._seconds[device] += self._costs.message_s + num_bytes * self._costs.s_per_byte
+            self._seconds[device] += message_s
 
     def together(self, collective: Together, times: float = 1.0) -> None:
         """Add a collective, so many times; one device alone has nothing to do."""
@@ -66,8 +73,10 @@ class ProcessorTime:
         parts = times * collective.rounds * _ENDS_PER_PARTNER * (count - 1)
         ends = parts * _segments(collective)
         moved = parts * collective.num_bytes / count
+        of_node = Counter(self._node_of[device] for device in collective.devices)
         for device in collective.devices:
-            self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
+            far = (count - of_node[self._node_of[device]]) / max(count - 1, 1)
+            self._seconds[device] += ends * self._costs.message_s + moved * byte_s(self._costs, far)
 
     def read(self, device: int, task: str, samples: float, micro_batch: int = 0) -> None:
         """Add that a device reads so many samples of a micro-batch; of several readings of one the largest
@@ -111,6 +120,13 @@ class ProcessorTime:
         return tuple(max(stretched[device] for device in slice_.devices) for slice_ in slices)
 
 
+def byte_s(costs: ProcessorSeconds, far: float) -> float:
+    """Seconds that a byte takes of the processor at each of its ends, where that share of them goes to other
+    nodes.
+    """
+    return costs.s_per_byte * (1.0 + far * (_NETWORK_TIMES - 1.0))
+
+
 def _segments(collective: Together) -> int:
     """In how many messages each device's part goes from one device to the next."""
     if collective.rounds == 1:
@@ -121,7 +137,7 @@ def _segments(collective: Together) -> int:
 
 def slice_stretches(
     costs: ProcessorSeconds,
-    num_devices: int,
+    node_of: Sequence[int],
     slices: Sequence[SliceShape],
     computes_s: Sequence[float],
     by_name: Mapping[str, MetaOp],
@@ -132,6 +148,7 @@ def slice_stretches(
     """How many times as long each slice takes as its curve says, on average over the batches of a step.
 
     Args:
+        node_of: the node of each device.
         computes_s: seconds of each slice, forward and backward, by its curve.
         messages: (source, destination, bytes) of all that moves in a batch, forward and back.
         collectives: of a step.
@@ -139,13 +156,13 @@ def slice_stretches(
     """
     if costs_nothing(costs):
         return (1.0,) * len(slices)
-    processor_time = processor_overhead(costs, num_devices, slices, by_name, messages, collectives, batches)
+    processor_time = processor_overhead(costs, node_of, slices, by_name, messages, collectives, batches)
     return processor_time.stretches(slices, computes_s)
 
 
 def processor_overhead(
     costs: ProcessorSeconds,
-    num_devices: int,
+    node_of: Sequence[int],
     slices: Sequence[SliceShape],
     by_name: Mapping[str, MetaOp],
     messages: Iterable[tuple[int, int, float]],
@@ -155,7 +172,7 @@ def processor_overhead(
     """The time that messages, collectives, loading and the runtime take of each device in an iteration, on
     top of its slices; arguments as of `slice_stretches`.
     """
-    processor_time = ProcessorTime(costs, num_devices)
+    processor_time = ProcessorTime(costs, node_of)
     for source, destination, num_bytes in messages:
         processor_time.message(source, destination, num_bytes)
     for collective in collectives:
@@ -196,7 +213,7 @@ def compute_of_devices(plan: Plan, traffic: Traffic) -> tuple[float, ...]:
         return tuple(seconds)
     processor_time = processor_overhead(
         plan.processor,
-        plan.cluster.num_devices,
+        plan.cluster.node_of,
         plan.slices,
         plan.by_name,
         traffic.messages(),

@@ -58,7 +58,7 @@ class Beside:
         plan = run.plan
         communication = processor_overhead(
             profile.processor,
-            plan.cluster.num_devices,
+            plan.cluster.node_of,
             plan.slices,
             profile.by_name,
             traffic.messages(),

@@ -533,7 +533,7 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
         durations[index] = Duration(alone.forward_s + forward_s, alone.backward_s + backward_s)
     stretches = slice_stretches(
         plan.processor,
-        plan.cluster.num_devices,
+        plan.cluster.node_of,
         plan.slices,
         [duration.forward_s + duration.backward_s for duration in durations],
         plan.by_name,

@@ -20,7 +20,7 @@ from math import inf
 from operator import add
 from random import Random
 
-from spindle_cli.account.compute import costs_nothing
+from spindle_cli.account.compute import byte_s, costs_nothing
 from spindle_cli.plan.pipelines.cuts import Assignment, Cutter, Parts, Piece, with_part
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.sections import Section
@@ -210,6 +210,7 @@ class Beside:
     def __init__(self, lanes: Lanes, sections: Sequence[Section]) -> None:
         self._lanes = lanes
         self._widths = [len(devices) for devices in lanes.devices]
+        self._node_of = [lanes.problem.cluster.node_of[devices[0]] for devices in lanes.devices]
         profile = lanes.problem.profile
         self._costs = profile.processor
         self._is_free = costs_nothing(profile.processor)
@@ -244,8 +245,9 @@ class Beside:
             seconds[here] += costs.pass_s
             for source, num_bytes in slice_.takes:
                 there = pieces[source].lane
+                a_byte_s = byte_s(costs, float(self._node_of[here] != self._node_of[there]))
                 for lane in (here, there) if there != here else ():
-                    seconds[lane] += 2 * (costs.message_s + num_bytes / self._widths[lane] * costs.s_per_byte)
+                    seconds[lane] += 2 * (costs.message_s + num_bytes / self._widths[lane] * a_byte_s)
             metaop = self._lanes.problem.nodes[slice_.node].metaop
             if any(slice_.first <= op < slice_.last for op in metaop.field_bytes):
                 samples = metaop.batch_size / self._widths[here]

@@ -51,7 +51,7 @@ class Passes:
         forward_s, backward_s = _passes_s(problem, slices)
         stretches = slice_stretches(
             problem.profile.processor,
-            problem.num_devices,
+            problem.cluster.node_of,
             slices,
             [sum(both) for both in zip(forward_s, backward_s, strict=True)],
             problem.profile.by_name,
