@@ -74,16 +74,18 @@ class WorkerPool:
         self._pipes: list[connection.Connection] = []
         for rank in range(processes):
             ours, theirs = context.Pipe()
+            self._pipes.append(ours)
+            # What is forked has these as well; it would wait for them to be closed, too.
+            inherited = tuple(self._pipes) if forks else ()
             worker = context.Process(
                 target=run_worker,
-                args=(rank, settings, handed_over, self._lockstep, theirs),
+                args=(rank, settings, handed_over, self._lockstep, theirs, inherited),
                 name=f"profile-{rank}",
                 daemon=True,
             )
             worker.start()
             theirs.close()
             self._workers.append(worker)
-            self._pipes.append(ours)
 
     def __enter__(self) -> WorkerPool:
         return self

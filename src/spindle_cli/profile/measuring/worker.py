@@ -85,11 +85,16 @@ def run_worker(
     analysed: Analysed | None,
     lockstep: Lockstep,
     pipe: connection.Connection,
+    inherited: Sequence[connection.Connection] = (),
 ) -> None:
     """Answer requests from `pipe` until it is closed or the parent process ends.
 
-    `analysed`: the workload, if the parent could hand it over; else it is loaded here.
+    Args:
+        analysed: the workload, if the parent could hand it over; else it is loaded here.
+        inherited: the parent's ends of pipes that this process has as well: it closes its own of them.
     """
+    for end in inherited:
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     _end_with_parent()
     try:
