@@ -17,7 +17,13 @@ from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.operators.whole import selective_checkpoint
 from spindle_cli.profile.op.counting import OpTensors, itemsizes, with_state, with_tensors
-from spindle_cli.profile.op.op_memory import live_meter, share_memory, with_selective
+from spindle_cli.profile.op.op_memory import (
+    bytes_kept,
+    live_meter,
+    may_save_enough,
+    share_memory,
+    with_selective,
+)
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
 from spindle_cli.profile.types import SelectiveMemory, ShareMemory
@@ -97,16 +103,16 @@ def _memory(
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), ExitStack() as until_end:
         meter = live_meter(held, itemsize)
         memory = share_memory(run, inputs, trained, meter)
-        if again is None:
+        if again is None or not may_save_enough(memory, again):
             return memory
-        in_part = partial(share_memory, partial(run, selects=True), inputs, trained, meter)
+        in_part = partial(bytes_kept, partial(run, selects=True), inputs, trained, meter)
         return _with_selective(memory, in_part, again)
 
 
-def _with_selective(memory: ShareMemory, in_part: Callable[[], ShareMemory], again: float) -> ShareMemory:
+def _with_selective(memory: ShareMemory, in_part: Callable[[], int], again: float) -> ShareMemory:
     """Return what an op takes, with what is kept where it is recomputed in part, if that saves enough."""
     try:
-        kept_bytes = in_part().kept_bytes
+        kept_bytes = in_part()
     except RuntimeError:  # it changes in place what would be kept, or asks for gradients itself
         return memory
     return with_selective(memory, SelectiveMemory(kept_bytes=kept_bytes, share=again))

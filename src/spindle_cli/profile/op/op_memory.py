@@ -93,14 +93,32 @@ def share_memory(
             parameter.grad = None
         *_, first_backward = _passes(run, inputs, meter([]))
     finally:
-        for tensor in (*parameters, *inputs):
-            tensor.grad = None
+        _forget_gradients((*parameters, *inputs))
     return ShareMemory(
         kept_bytes=round(kept),
         forward_bytes=round(forward),
         backward_bytes=round(backward),
         first_backward_bytes=round(first_backward),
     )
+
+
+def bytes_kept(
+    run: Callable[[], Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    meter: Callable[[Sequence[Tensor]], Meter],
+) -> int:
+    """Run an op forward and backward once, and return the bytes that it keeps between; see `share_memory`."""
+    try:
+        kept, *_ = _passes(run, inputs, meter([]))
+    finally:
+        _forget_gradients((*parameters, *inputs))
+    return round(kept)
+
+
+def _forget_gradients(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None
 
 
 def may_select(op: Op, *, is_split: bool, sums_shares: bool, loss_chunks: int) -> bool:
@@ -111,10 +129,17 @@ def may_select(op: Op, *, is_split: bool, sums_shares: bool, loss_chunks: int) -
     return not (is_split or sums_shares or op.talks or op.coupled or op.changes) and loss_chunks == 1
 
 
+def may_save_enough(memory: ShareMemory, share: float) -> bool:
+    """Whether recomputing an op but for what takes longest may save enough for what it takes, however little
+    is kept then; `share`: of its forward pass, what runs again.
+    """
+    return memory.kept_bytes >= LEAST_SELECTED_BYTES and share <= _MOST_AGAIN
+
+
 def with_selective(memory: ShareMemory, selective: SelectiveMemory) -> ShareMemory:
     """Return what an op takes, with what was found, where that saves enough for what it takes."""
     is_less = selective.kept_bytes <= _MOST_LEFT * memory.kept_bytes
-    is_worth_it = memory.kept_bytes >= LEAST_SELECTED_BYTES and is_less and selective.share <= _MOST_AGAIN
+    is_worth_it = is_less and may_save_enough(memory, selective.share)
     return memory.model_copy(update={"selective": selective}) if is_worth_it else memory
 
 
