@@ -5,10 +5,12 @@ them, since a trace has one answer.
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import importlib.util
 import json
 import logging
+import operator
 import os
 import random
 import socket
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -144,6 +147,18 @@ def test_the_systems_random_numbers_are_refused(asks: Asks) -> None:
         analyse(workload(Net(asks)))
     with pytest.raises(WorkloadError, match=r"'second' \(Layer\) draws random numbers by os\.urandom"):
         analyse(workload(Net(lambda: 1.0, Layer(asks))))
+
+
+def test_a_library_may_take_a_name_by_chance_for_what_it_makes_once() -> None:
+    """Where it keeps what it has made, nobody looks."""
+    code = compile(
+        "def name():\n    global NAME\n    NAME = NAME or uuid4().hex\n    return NAME", "einx.py", "exec"
+    )
+    library: dict[str, Any] = {"uuid4": uuid.uuid4, "NAME": ""}
+    exec(code, library)
+    makes = functools.partial(operator.call, library["name"])
+    graph = analysed(workload(Net(lambda: 1.0, Layer(lambda: float(len(makes()))))))
+    assert [op.coupled for op in graph.tasks["t"].ops] == [False, False]
 
 
 @pytest.mark.parametrize("by_torch", [False, True])

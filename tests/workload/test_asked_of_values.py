@@ -95,7 +95,19 @@ def _places_by_a_sample(h: Tensor, _: Tensor) -> Tensor:
     return h + places / torch.full_like(h[0, 0], 3.0) + h[0].new_ones(WIDTH)
 
 
+RECIPES = {1: 1.0, 3: 2.0}
+
+
+def _called_if_it_can_be(value: Any) -> Any:
+    return value() if callable(value) else value
+
+
 USES: dict[str, Use] = {
+    "a recipe for its dimensions": lambda h, _: h * RECIPES[h.ndim],
+    "what callable says": lambda h, _: (
+        _called_if_it_can_be(h) * (2 if _called_if_it_can_be(h.shape[1] > 9) else 3)
+    ),
+    "a gradient where there is none": lambda h, _: h * (2.0 if h.detach().grad is None else 3.0),
     "the size of a sample": _places_by_a_sample,
     "isinstance": doubled_if_tensor,
     "isinstance of a union": _doubled_if(lambda h: h, Tensor | list),

@@ -202,7 +202,6 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda self, x: self.second(_decorated_autocast(self, self.first(x)).sum(-1)).mean(),
         "autocast on",
     ),
-    "autocast's state": (_asks_for_autocast, "asks for torch.is_autocast_enabled"),
     "an operator without autocast": (_operator_without_autocast, "autocast off around an operator"),
 }
 
@@ -311,6 +310,16 @@ def maybe_autocast(device_type: str) -> Any:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_question_for_autocast_is_answered_as_forward_runs(enabled: bool) -> None:
+    task = workload(_asks_for_autocast).tasks[0]
+    traced = analysed(workload(_asks_for_autocast)).tasks["t"]
+    batch = Batches(task, seed=1).rows(0, 0, task.batch_size)
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        expected = run_plain(traced.task, batch)
+        torch.testing.assert_close(run_shares(traced, batch, {}), expected, rtol=1e-6, atol=0)
 
 
 DECORATES = torch.autocast("cpu", enabled=False)  # is made before anything is traced

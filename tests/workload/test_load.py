@@ -111,6 +111,23 @@ def test_the_seed_gives_the_initial_values(folder: Path) -> None:
     assert not torch.equal(weight(1), weight(2))
 
 
+def test_the_seed_is_numpys_and_pythons_too(folder: Path) -> None:
+    drawn = (
+        "import random; import numpy as np; nn.init.constant_(net.weight, random.random() + np.random.rand())"
+    )
+    text = MODEL.replace("    task =", f"    net = nn.Linear(1, 1); {drawn}\n    task =").replace(
+        "Net(depth)", "net"
+    )
+    (folder / "models" / "drawn.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 1"))
+    weights = [
+        load(write(folder, f"model: models/drawn.py:build\ntrain: {{seed: {seed}}}\n"), relative_to=folder)
+        .workload.tasks[0]
+        .module.weight.item()
+        for seed in (1, 1, 2)
+    ]
+    assert weights[0] == weights[1] != weights[2]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -197,8 +197,61 @@ def by_private(self: Net, x: Tensor, label: Tensor) -> Tensor:
     return self.by_private(x, label)
 
 
+def pairs(x: Tensor, others: Tensor, label: Tensor, their_label: Tensor) -> tuple[Tensor, Tensor]:
+    """As libraries of losses find pairs: of no sample with itself, if both are the same."""
+    match = label[:, None] == their_label[None]
+    if their_label is label:
+        match = match.clone().fill_diagonal_(False)
+    of = others if others is x else others.detach()
+    i, j = torch.where(match)
+    return x[i], of[j]
+
+
+def by_pairs(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    one, two = pairs(x, x, label, label)
+    return (one - two).square().sum() + 0.1 * self.head(x).square().mean()
+
+
+def by_two_names(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """What is changed by one name is changed by the other one, too."""
+    x = self.features(x).clone()
+    y = x
+    n = int((label >= 0).sum())
+    x[:n] = 2 * x[:n]
+    return functional.cross_entropy(self.head(y), label.clamp(min=0))
+
+
+def zeroed(x: Tensor, label: Tensor) -> None:
+    n = int((label >= 0).sum())
+    x[:n] = 0
+
+
+def by_callers_name(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """A function changes what its caller goes on with."""
+    x = self.features(x)
+    y = x.clone()
+    zeroed(y, label)
+    return functional.cross_entropy(self.head(y), label.clamp(min=0))
+
+
+def by_dtype(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.features(x)
+    return self.head(x).square().mean() * {torch.float64: 2.0, torch.float32: 3.0}[x.dtype]
+
+
 IN_LOSS = [by_helper, by_count, by_largest, by_threshold, by_selection, by_rows, by_loop, by_while, by_unique]
-IN_LOSS += [by_numpy, by_classes, by_own_loss, by_scripted, by_private]
+IN_LOSS += [
+    by_numpy,
+    by_classes,
+    by_own_loss,
+    by_scripted,
+    by_private,
+    by_pairs,
+    by_two_names,
+    by_callers_name,
+    by_dtype,
+]
 
 
 def scaled_between(self: Net, x: Tensor, label: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from spindle_cli.workload.building.attributes import Memories
 from spindle_cli.workload.building.contents import hooks_of_users, last_name
 from spindle_cli.workload.introspection import ASKS_ENVIRONMENT, OF_ENVIRONMENT, Reads
-from spindle_cli.workload.refuse import is_of_the_user, is_ours, place_of
+from spindle_cli.workload.refuse import is_file_of_the_user, is_of_the_user, is_ours, place_of
 
 # Code that names one of these may ask an object for any name that it makes.
 _BY_ANY_NAME = frozenset({"getattr", "vars", "__dict__"})
@@ -123,6 +123,26 @@ def kept_in(root: nn.Module, path: str) -> object:
             return (id(holder), *steps[number:]) if number or hasattr(root, steps[0]) else path
         holder = inside
     return id(holder.__self__ if isinstance(holder, types.MethodType) else holder)
+
+
+def is_table_of_library(path: str) -> bool:
+    """Whether a path is that of a dict in an installed library's file which has objects alone, as einops has
+    by the classes of tensors what works with them: whoever finds nothing there makes it.
+    """
+    steps = path.split(".")
+    for length in range(len(steps) - 1, 0, -1):
+        module = sys.modules.get(".".join(steps[:length]))
+        if module is not None:
+            break
+    else:
+        return False
+    if is_file_of_the_user(getattr(module, "__file__", None) or ""):
+        return False
+    table: Any = module
+    for step in steps[length:]:
+        table = getattr(table, step, None)
+    plain = bool | int | float | complex | str | bytes | Tensor | None
+    return isinstance(table, dict) and not any(isinstance(leaf, plain) for leaf in table.values())
 
 
 def _steps(path: str) -> Iterator[str]:

@@ -249,9 +249,12 @@ def inference_is_without_gradients() -> Iterator[None]:
 
 
 def refuse_question(task: str, name: str) -> None:
-    """Refuse a forward that asks by torch's function `name` how autocast is set."""
+    """Refuse a forward that asks by torch's function `name` how autocast is set, where the statements around
+    cannot run as they are written.
+    """
     what = f"forward asks for torch.{name} between operators, which a trace answers once and for all"
-    raise refusal(task, what, place_of_caller(), _IN_OPERATOR)
+    refused = refusal(task, what, place_of_caller(), _IN_OPERATOR)
+    raise ReadsValuesError.at(refused, frames=frames_of_caller())
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from spindle_cli.analysis.fixed import (
 )
 from spindle_cli.analysis.layer_numbers import Findings
 from spindle_cli.analysis.memo import AnalysisMemo, key_of, packed, portable, unpacked
-from spindle_cli.analysis.outside import noting_outside_reads
+from spindle_cli.analysis.outside import CHANCE, noting_outside_reads
 from spindle_cli.analysis.own_draws import DRAW_WITH_TORCH, PythonDraws
 from spindle_cli.analysis.rules.batch_norms import by_fixed_statistics
 from spindle_cli.analysis.tracing.behaviour import Kinds
@@ -204,6 +204,17 @@ class Observer:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], task: str, root: nn.Module
     ) -> tuple[Any, LeftBehind | None]:
         """What a module gives; and what it leaves, of a part of forward that runs as it is written."""
+        try:
+            return self._run_once(module, args, kwargs, task, root)
+        except _DrawsElsewhereError as error:
+            if str(error) != CHANCE:
+                raise
+        # A library may do so once, for names in code that it makes and keeps (einx).
+        return self._run_once(module, args, kwargs, task, root)
+
+    def _run_once(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], task: str, root: nn.Module
+    ) -> tuple[Any, LeftBehind | None]:
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
         versions = [tensor._version for tensor in given]
         trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}

@@ -98,10 +98,12 @@ def function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionT
         return None
     if (named := _named_function_of(code)) is not None:
         return named
+    # A class that a function makes has a method anew each time that the function is called.
+    methods = {} if root is None else {id(m): m for m in _methods_of(root) if m.__code__ is code}
     # Last, as all objects that there are are looked at.
-    functions = [f for f in _referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code]
-    if len(functions) > 1 and root is not None:
-        functions = [method for method in _methods_of(root) if method.__code__ is code]
+    functions = list(methods.values()) or [
+        f for f in _referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code
+    ]
     return functions[0] if len(functions) == 1 else None
 
 
@@ -238,6 +240,11 @@ class Part:
         made = [name for name in (*_names(inside, ast.Store), *names_changed(inside)) if name in later]
         made = [name for name in made if name != "self"]  # what it changes in place is a buffer of it
         return cls(function, tree, cut, takes, tuple(dict.fromkeys(made)))
+
+    @property
+    def changes(self) -> list[str]:
+        """The names of what it may change in place."""
+        return names_changed(self.tree.body[self.cut.start : self.cut.end])
 
     def names_around(self) -> frozenset[str]:
         """The names and attributes that the other statements of the function have."""

@@ -15,6 +15,7 @@ import copy
 import functools
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,6 @@ from spindle_cli.analysis.tracing.parts import (
     body_of,
     first_statement,
     function_of,
-    names_changed,
     rewritten,
     statement_at,
     tree_of,
@@ -171,6 +171,7 @@ def _caller(part: Part, call: Callable[[Region, Sequence[Any]], Any]) -> Callabl
 
     def enter(local: dict[str, Any]) -> Any:
         given = {name: local[name] for name in part.takes if name in local}
+        _refuse_changes_that_others_see(part, local)
         leaves: list[Any] = []
         values = {name: _taken_apart(value, leaves) for name, value in given.items()}
         function = part.inner(list(given))
@@ -178,6 +179,32 @@ def _caller(part: Part, call: Callable[[Region, Sequence[Any]], Any]) -> Callabl
         return None if part.gives == () else result
 
     return enter
+
+
+def _refuse_changes_that_others_see(part: Part, local: Mapping[str, Any]) -> None:
+    """Refuse a region that may change a traced value in place which has another name, too: that would have
+    it as it was.
+
+    Args:
+        local: the variables of its function, which calls the caller of this one.
+
+    Raises:
+        UnfitError: it has another name in this function, or in one that has called it.
+    """
+    for name in part.changes:
+        value = local.get(name)
+        if not isinstance(value, fx.Proxy):
+            continue
+        others = [held for variable, held in local.items() if variable != name]
+        if any(leaf is value for leaf in pytree.tree_leaves(others)):
+            raise UnfitError.here(f"it changes {name!r} in place, which has another name", starts=True)
+        frame = sys._getframe(2).f_back
+        while frame is not None:
+            if is_of_the_user(frame.f_code) and any(
+                leaf is value for leaf in pytree.tree_leaves(list(frame.f_locals.values()))
+            ):
+                raise UnfitError.here(f"it changes {name!r} in place, which its caller has")
+            frame = frame.f_back
 
 
 @dataclass(frozen=True)
@@ -201,13 +228,16 @@ class _Object:
 
 
 def _taken_apart(value: Any, leaves: list[Any]) -> Any:
-    """A value with its traced values moved out of it.
+    """A value with its traced values moved out of it, each once.
 
     Raises:
         UnfitError: a function takes them along.
     """
 
     def place(leaf: Any) -> int:
+        for number, earlier in enumerate(leaves):
+            if earlier is leaf:  # code may ask whether one is the other
+                return number
         leaves.append(leaf)
         return len(leaves) - 1
 
@@ -316,7 +346,7 @@ class Region(nn.Module):
         # Not among the attributes that torch looks through: the module that is `self` in the code has others.
         self._run = function
         self._values = values
-        self._changed = frozenset(names_changed(code.tree.body[code.cut.start : code.cut.end]))
+        self._changed = frozenset(code.changes)
         self._places: list[tuple[nn.Module, str, str, Tensor]] = []
         self.owners = tuple(held.owners.values())
         for number, module in enumerate(held.modules.values()):
@@ -410,14 +440,12 @@ class Region(nn.Module):
             WorkloadError: they change one of them in place, where that could not be seen before.
         """
         versions = [argument._version if isinstance(argument, Tensor) else 0 for argument in given]
-        alone = [_by_itself(argument) for argument in given]
-        unshared = alone
-        if self._changed:
-            unshared = [argument.clone() if isinstance(argument, Tensor) else argument for argument in alone]
-        values = {
-            name: _put_together(item, unshared if name in self._changed else alone)
-            for name, item in self._values.items()
-        }
+        changed = {leaf.place for name in self._changed for leaf in _leaves_in(self._values.get(name))}
+        unshared = [
+            argument.clone() if place in changed and isinstance(argument, Tensor) else _by_itself(argument)
+            for place, argument in enumerate(given)
+        ]
+        values = {name: _put_together(item, unshared) for name, item in self._values.items()}
         with self._tensors_held():
             result = self._run(**values)
         for argument, version in zip(given, versions, strict=True):

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from spindle_cli.analysis.fixed import FRAMES, ReadsValuesError
-from spindle_cli.analysis.outside import kept_in, noting_outside_reads
+from spindle_cli.analysis.outside import is_table_of_library, kept_in, noting_outside_reads
 from spindle_cli.analysis.own_draws import unseeded
 from spindle_cli.analysis.tracing.earlier import (
     refuse_earlier,
@@ -172,6 +172,7 @@ def _traced(
             observer.attributes.left_between[task.name] = {
                 kept_in(task.module, name): name
                 for name in (*left.within, *_left_by_regions(tracer.regions, observer))
+                if not is_table_of_library(name)
             }
             refuse_earlier(
                 task,
@@ -421,6 +422,10 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     collective = collective_of_error(error)
     if collective is not None:
         refuse_call(collective, place_of_error(error))
+    # A trace that has ended says nothing of what it has traced.
+    error.args = fx.node.map_aggregate(
+        error.args, lambda said: "a Proxy" if isinstance(said, fx.Proxy) else said
+    )
     text = str(error).strip().split("\n")[0]
     if "cache_utils" in text:
         what = "forward makes a cache of keys and values, which layers hand on and change"

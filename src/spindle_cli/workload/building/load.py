@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import random
 import re
 import sys
 import weakref
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -46,6 +48,8 @@ from spindle_cli.workload.one_process import show_one_process
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.step_values import StepValues
 from spindle_cli.workload.types import FlowTask, Task, Workload
+
+_NUMPY_SEEDS = 2**32
 
 
 class Derivations(TorchDispatchMode):
@@ -435,12 +439,15 @@ def read_initial(
 
 
 def build(source: Source) -> Workload:
-    """Seed torch and call the function; with `train.local_sgd`, the workload as each island trains it.
+    """Seed torch, numpy and Python's random numbers, and call the function; with `train.local_sgd`, the
+    workload as each island trains it.
 
     Raises:
         WorkloadError: the function fails, or what it returns is not a valid workload.
     """
     torch.manual_seed(source.train.seed)
+    np.random.seed(source.train.seed % _NUMPY_SEEDS)
+    random.seed(source.train.seed)
     try:
         with noting_arrays(), functions_uncompiled():
             workload = source.build(**source.args)

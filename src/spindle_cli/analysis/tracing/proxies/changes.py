@@ -85,8 +85,10 @@ class TracedValue(fx.Proxy):
         return np.asarray(self.tracer.known.number(self))  # type: ignore[attr-defined]  # a tracer of ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Nobody calls a tensor but who has asked callable(x), which is true of every traced value."""
-        return self if self.tracer.is_tensor(self) else super().__call__(*args, **kwargs)  # type: ignore[attr-defined]  # a tracer of ours
+        """Nobody calls a tensor or a number but who has asked callable(x), which is true of every traced
+        value.
+        """
+        return super().__call__(*args, **kwargs) if callable(self.tracer.known.value(self)) else self  # type: ignore[attr-defined]  # a tracer of ours
 
     def __getattr__(self, name: str) -> Any:
         # What forward asks for by hasattr(), and numpy and torch by names of protocols.
@@ -97,8 +99,12 @@ class TracedValue(fx.Proxy):
             return lambda *_, **__: self._refuse_change(name)
         if name in _HOOKS:
             return lambda *_, **__: self._refuse_hook(name)
-        if name in _GRADIENTS:
+        if name in _GRADIENTS and self.tracer.is_tensor(self):  # type: ignore[attr-defined]  # a tracer of ours
+            if name == "grad" and not self.tracer.known.takes_gradient(self):  # type: ignore[attr-defined]  # a tracer of ours
+                return None
             self._refuse_gradient(name)
+        if name == "ndim" and (sizes := self.tracer.known.sizes(self)) is not None:  # type: ignore[attr-defined]  # a tracer of ours
+            return len(sizes[0])  # some code has a recipe for each number of dimensions, in a dict
         if name == "requires_grad_" and self._is_parameter():
             self._refuse_change(name)
         if not is_in_place_name(name):
