@@ -656,6 +656,24 @@ def test_a_number_for_the_log_keeps_the_layers_split() -> None:
     assert not hasattr(task.root, "last")
 
 
+def test_of_functions_that_each_build_makes_that_of_the_module_is_written_anew() -> None:
+    def scaled_by(factor: float) -> Callable[..., Any]:
+        def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+            loss = self.losses(x, label).mean()
+            if label[0] >= 0:
+                loss = loss * factor
+            return loss
+
+        return run
+
+    other_build = scaled_by(3.0)
+    task = task_of(scaled_by(2.0))
+    assert whole_ops(task) == ["loss"]
+    for batch in batches().values():
+        check(task, batch)
+    assert other_build.__code__ is task.root.run.__code__, "put back as it was"
+
+
 def test_code_that_cannot_be_written_anew_is_refused() -> None:
     class Lambda(Net):
         forward = lambda self, x, label: self.losses(x, label).mean() * (2 if label[0] > 0 else 1)  # noqa: E731

@@ -85,7 +85,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 def function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionType | None:
     """The one function of some code that can be written anew; None where there is none. Of those that several
-    builds have made, that of the classes of `root`.
+    builds have made, that of the modules of `root` and of their classes.
     """
     generators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if code.co_flags & generators:
@@ -98,19 +98,21 @@ def function_of(code: types.CodeType, root: nn.Module | None) -> types.FunctionT
         return None
     if (named := _named_function_of(code)) is not None:
         return named
-    # A class that a function makes has a method anew each time that the function is called.
-    methods = {} if root is None else {id(m): m for m in _methods_of(root) if m.__code__ is code}
+    # What a function makes, a class with its methods or an attribute, it makes anew in each call.
+    held = {} if root is None else {id(f): f for f in _functions_held_by(root) if f.__code__ is code}
     # Last, as all objects that there are are looked at.
-    functions = list(methods.values()) or [
+    functions = list(held.values()) or [
         f for f in _referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code
     ]
     return functions[0] if len(functions) == 1 else None
 
 
-def _methods_of(root: nn.Module) -> Iterator[types.FunctionType]:
-    """The methods of the classes of a module and its parts, under whatever decorators."""
-    for cls in dict.fromkeys(base for module in root.modules() for base in type(module).__mro__):
-        for attribute in vars(cls).values():
+def _functions_held_by(root: nn.Module) -> Iterator[types.FunctionType]:
+    """The functions that a module, its parts and their classes have as attributes, under any decorators."""
+    modules = list(root.modules())
+    classes = dict.fromkeys(base for module in modules for base in type(module).__mro__)
+    for holder in (*modules, *classes):
+        for attribute in list(vars(holder).values()):
             while attribute is not None:
                 if isinstance(attribute, types.FunctionType):
                     yield attribute
